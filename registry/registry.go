@@ -1,0 +1,145 @@
+// Package registry keeps the record of every request: who may run it, whether
+// somebody does, and that it ends once. The rules are those of the record
+// protocol in DESIGN.md; registry/memory keeps them in one process,
+// registrytest is the suite every implementation passes.
+//
+// All calls are safe for concurrent use and idempotent by (id, attempt): a call
+// that timed out is repeated. Events cross as encoded bytes with a reply address,
+// so that the record and the event it stands for are written in one step.
+package registry
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"penstock/lane"
+	"penstock/reason"
+)
+
+const (
+	// Ownership is how long a claim or renewal lasts.
+	Ownership = 10 * time.Second
+	// RenewEvery is how often an owner renews what it runs, and its directory entry.
+	RenewEvery = 3 * time.Second
+	// MaxTries is how often a request may be started without a byte relayed.
+	MaxTries = 3
+	// Keep is how long a record outlives its deadline, renewed while it runs.
+	Keep = 10 * time.Minute
+)
+
+// State of a record.
+type State uint8
+
+const (
+	Unknown   State = iota // no record
+	Queued                 // waits in its lane
+	Running                // claimed, no byte relayed
+	Streaming              // first byte relayed
+	Finished               // one outcome exists
+)
+
+// Request is what Open needs to know.
+type Request struct {
+	ID       string
+	Lane     lane.Key
+	Reply    string // mailbox address of the gateway that waits
+	Deadline time.Time
+	Tokens   int           // expected tokens over all sequences, prompt and output
+	Bytes    int           // size of the body, for the lane's bound
+	Limit    time.Duration // longest predicted wait that is worth it; above: refused
+}
+
+// Drain is how fast the live engines of a model take work, from fleet rows.
+type Drain struct {
+	Engines int     // live engines that serve the model; 0 = refuse with NoEngine
+	Rate    float64 // expected tokens started per second while work waits; 0 = not known yet
+}
+
+// Admission is the answer of Open. Reason is OK, or why the request is refused;
+// a refusal leaves no record and no count behind.
+type Admission struct {
+	Reason     reason.Reason
+	Wait       time.Duration // predicted wait until start
+	Ahead      int           // requests ahead of it
+	RetryAfter time.Duration // when refused: come back then; a place is kept for that moment
+	Shard      int           // which shard of the lane to publish to; 0 in memory
+}
+
+// Start asks to run a request.
+type Start struct {
+	ID, Attempt, Owner string
+	Lane               lane.Key // with Deadline and Reply: enough to write a lost record again
+	Deadline           time.Time
+	Reply              string
+	Tokens             int
+}
+
+// Action is what a claimer does next.
+type Action uint8
+
+const (
+	Run     Action = iota + 1 // it is yours
+	Ack                       // it is over: acknowledge the delivery
+	Suspend                   // not now: give it back for After
+)
+
+// Claim is the answer of Claim.
+type Claim struct {
+	Action Action
+	After  time.Duration
+	Reason reason.Reason
+	Tries  int // starts so far, this one included
+}
+
+// Ref names one attempt of a request.
+type Ref struct{ ID, Attempt string }
+
+// Canceled says what Cancel found.
+type Canceled struct {
+	State   State  // before the cancel
+	Owner   string // who runs it, if anybody
+	Attempt string
+}
+
+// Records is the protocol. The gateway calls Open and Cancel, agents the rest.
+type Records interface {
+	// Open creates the record or refuses.
+	Open(ctx context.Context, r Request, d Drain) (Admission, error)
+	// Claim makes the caller the owner, or says what to do with the delivery.
+	Claim(ctx context.Context, s Start) (Claim, error)
+	// Renew prolongs what owner runs and returns the requests it has lost: close
+	// their upstream connections.
+	Renew(ctx context.Context, owner string, running []Ref) (lost []Ref, err error)
+	// First moves running to streaming and appends event; false: not the owner any more.
+	First(ctx context.Context, id, attempt string, event []byte) (bool, error)
+	// Finish ends the record and appends the terminal event, once. attempt is ""
+	// for a request that never started. False: another attempt lives, or it is over.
+	Finish(ctx context.Context, id, attempt string, event []byte) (bool, error)
+	// Release gives a running request back to its lane; blameless gives the try back.
+	Release(ctx context.Context, id, attempt string, blameless bool) error
+	// Cancel ends a queued request, or marks a running one and tells its owner.
+	// onlyIfQueued leaves a running one alone.
+	Cancel(ctx context.Context, id string, onlyIfQueued bool) (Canceled, error)
+}
+
+// Engine is an agent's entry in the engine directory.
+type Engine struct {
+	Node        string
+	GRPC        string // address for aborts; "" in standalone
+	Models      []string
+	MaxModelLen int // 0 = not known
+	Pool        string
+	State       reason.Reason // OK, or why it takes no work
+	Seen        time.Time     // last renewal
+}
+
+// Directory is the list of engines, renewed by agents every RenewEvery and at
+// once when something changed.
+type Directory interface {
+	PutEngine(ctx context.Context, e Engine) error
+	Engines(ctx context.Context) ([]Engine, error) // gone entries (10 s) included for a minute, so that a refusal can say when it was last seen
+}
+
+// ErrAway says that the store cannot be reached; test with errors.Is.
+var ErrAway = errors.New("registry: store away")
