@@ -1,0 +1,39 @@
+TOOLS_BIN ?= $(CURDIR)/.tools/bin
+export TOOLS_BIN
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+build: ## the binary, into bin/
+	CGO_ENABLED=0 go build -trimpath -o bin/penstock ./cmd/penstock
+
+test: lint ## lint, then every test under -race
+	go test -race -shuffle=on ./...
+
+lint: ## gofumpt, vet and the short linter list
+	@scripts/install-tools.sh lint
+	@out=$$($(TOOLS_BIN)/gofumpt -l .); [ -z "$$out" ] || { echo "not formatted (make fmt): $$out"; exit 1; }
+	go vet ./...
+	$(TOOLS_BIN)/golangci-lint run ./...
+
+gen: ## regenerate golden files; read the diff before committing it
+	go test ./scheduler -run Scripts -rewrite
+	go test ./gateway ./agent ./cmd/penstock -run Golden -rewrite
+
+bench: ## the benchmarks whose figures docs/benchmarks.md quotes
+	go test -run '^$$' -bench . -benchmem ./scraper ./scheduler ./vllm ./queue/memory ./response ./e2e/latency
+
+sim: ## a simulated engine on 127.0.0.1:8000
+	go run ./cmd/penstock sim engine --listen 127.0.0.1:8000
+
+e2e: ## end to end against a real vLLM on the CPU (installed on first use: 6 GB)
+	scripts/e2e
+
+chaos: ## the fault tests, repeated
+	go test -race -count=5 -run 'Fault|Cut|Drain|Abort' ./agent ./gateway ./cmd/penstock
+
+fmt: ## format the code
+	@scripts/install-tools.sh lint
+	$(TOOLS_BIN)/gofumpt -w .
+
+.PHONY: help build test lint gen bench sim e2e chaos fmt

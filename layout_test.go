@@ -1,0 +1,128 @@
+package penstock
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// allowed is the whole import table between our packages, without tests. A
+// package that is missing here fails the test: say where it belongs.
+var allowed = map[string][]string{
+	".":               {},
+	"reason":          {},
+	"lane":            {},
+	"queue":           {"lane"},
+	"queue/memory":    {"queue", "lane"},
+	"queue/queuetest": {"queue", "lane"},
+
+	"response":              {"reason"},
+	"response/memory":       {"response"},
+	"response/responsetest": {"response", "reason"},
+
+	"registry":              {"lane", "reason"},
+	"registry/memory":       {"registry", "lane", "reason"},
+	"registry/registrytest": {"registry", "lane", "reason"},
+
+	"cost":      {"lane"},
+	"fleet":     {"lane", "reason"},
+	"abort":     {"reason"},
+	"scheduler": {"lane", "cost", "reason"},
+	"scraper":   {"scheduler", "reason"},
+
+	"sim/engine":     {},
+	"vllm":           {"reason"},
+	"vllm/simengine": {"sim/engine"},
+	"vllm/vllmtest":  {"vllm/simengine", "sim/engine"},
+
+	"admin": {},
+	"agent": {
+		"abort", "admin", "fleet", "lane", "queue", "reason", "registry", "response", "scheduler", "scraper", "vllm",
+	},
+	"gateway": {
+		"admin", "cost", "fleet", "lane", "queue", "reason", "registry", "response",
+	},
+	"config":       {"agent", "gateway", "admin", "scheduler", "scraper", "vllm"},
+	"demo":         {"reason", "sim/engine", "vllm/simengine"},
+	"load":         {},
+	"cmd/penstock": {"*"},
+}
+
+// pure packages are functions of values: no clock, IO, log or metric.
+var pure = map[string]bool{"scheduler": true, "fleet": true, "cost": true, "lane": true, "reason": true, "sim/engine": true}
+
+var impure = []string{"os", "net", "net/http", "log", "log/slog", "context", "math/rand", "math/rand/v2", "sync", "github.com/prometheus"}
+
+func TestLayout(t *testing.T) {
+	for dir, imports := range packages(t) {
+		allow, known := allowed[dir]
+		if !known {
+			t.Errorf("package %s is not in the layout table: add it to layout_test.go with what it may import", dir)
+			continue
+		}
+		for _, path := range imports {
+			ours, isOurs := strings.CutPrefix(path, "penstock/")
+			if isOurs && !slices.Contains(allow, ours) && !slices.Contains(allow, "*") {
+				t.Errorf("%s imports penstock/%s; it may import %v", dir, ours, allow)
+			}
+			if !isOurs && pure[dir] && slices.ContainsFunc(impure, func(bad string) bool { return path == bad || strings.HasPrefix(path, bad+"/") && strings.Contains(bad, ".") }) {
+				t.Errorf("%s imports %s; it is a function of values", dir, path)
+			}
+		}
+	}
+}
+
+func TestNoDrawers(t *testing.T) {
+	for dir := range packages(t) {
+		for _, name := range strings.Split(dir, "/") {
+			if slices.Contains([]string{"util", "utils", "common", "helpers", "helper", "types", "manager", "pkg", "internal", "mocks"}, name) {
+				t.Errorf("%s: a package is named after what it owns", dir)
+			}
+		}
+	}
+}
+
+// packages maps each directory with non-test Go files to its imports.
+func packages(t *testing.T) map[string][]string {
+	t.Helper()
+	found := map[string][]string{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && path != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "e2e") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		dir := filepath.ToSlash(filepath.Dir(path))
+		found[dir] = append(found[dir], []string{}...)
+		for _, spec := range file.Imports {
+			name, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(found[dir], name) {
+				found[dir] = append(found[dir], name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) < 5 {
+		t.Fatalf("found %d packages, want the whole tree", len(found))
+	}
+	return found
+}

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# install-tools.sh [GROUP...]: the pinned developer tools, into $TOOLS_BIN (.tools/bin).
+# Groups: lint (default), test. A tool that is there at its version is not built again.
+set -euo pipefail
+bin=${TOOLS_BIN:-$PWD/.tools/bin}
+mkdir -p "$bin"
+want() {
+  for tool in "$@"; do
+    local stamp="$bin/.${tool//[\/@]/_}"
+    [ -e "$stamp" ] && continue
+    echo "building $tool" >&2
+    GOBIN=$bin GOFLAGS= CGO_ENABLED=0 go install -ldflags='-s -w' "$tool"
+    touch "$stamp"
+  done
+}
+[ $# -gt 0 ] || set -- lint
+for group in "$@"; do
+  case $group in
+  lint) want mvdan.cc/gofumpt@v0.12.0 github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0 ;;
+  test) want golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da ;;
+  *) echo "install-tools.sh: unknown group '$group'; groups are: lint test" >&2; exit 2 ;;
+  esac
+done
