@@ -41,6 +41,7 @@ const (
 	AlreadyDone     // the record is finished
 	LiveOwner       // another attempt runs it
 	TriesUsed       // started too often
+	Paced           // the lane's own pace in starts per second
 	Orphan          // the gateway that waits for it is gone
 	RecordStoreAway // the record cannot be reached
 	BrokerAway      // the lanes cannot be reached
@@ -78,7 +79,7 @@ var names = [end]string{
 	WaitingSome: "waiting", PrefillBusy: "prefill_busy", Cold: "cold_start", Late: "late", PeerFree: "peer_free", RoomFull: "room_full",
 	Stale: "stale", Blind: "blind", Stuck: "stuck", Asleep: "asleep", Draining: "draining", Starting: "starting",
 	Aborted: "aborted", DeadlinePassed: "queue_deadline_exceeded", TooLarge: "too_large", AlreadyDone: "already_done",
-	LiveOwner: "live_owner", TriesUsed: "tries_used", Orphan: "orphan", RecordStoreAway: "record_store_away", BrokerAway: "broker_away",
+	LiveOwner: "live_owner", TriesUsed: "tries_used", Paced: "lane_pace", Orphan: "orphan", RecordStoreAway: "record_store_away", BrokerAway: "broker_away",
 	Finished: "finished", EngineRefused: "engine_refused", EngineBusy: "engine_busy", EngineDown: "engine_down", EngineDrained: "engine_draining",
 	Stalled: "stalled", UpstreamLost: "upstream_lost", ClientSlow: "client_slow", ClientGone: "client_gone",
 	RateLimited: "rate_limit_exceeded", BudgetSpent: "insufficient_quota", Overloaded: "server_is_overloaded", LaneFull: "lane_full",

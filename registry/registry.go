@@ -1,6 +1,6 @@
 // Package registry keeps the record of every request: who may run it, whether
 // somebody does, and that it ends once. The rules are those of the record
-// protocol in DESIGN.md; registry/memory keeps them in one process,
+// protocol in DESIGN.md, which also has the door's; registry/memory keeps them in one process,
 // registrytest is the suite every implementation passes.
 //
 // All calls are safe for concurrent use and idempotent by (id, attempt): a call
@@ -62,7 +62,8 @@ type Admission struct {
 	Reason     reason.Reason
 	Wait       time.Duration // predicted wait until start
 	Ahead      int           // requests ahead of it
-	RetryAfter time.Duration // when refused: come back then; a place is kept for that moment
+	RetryAfter time.Duration // when refused: come back then; whole seconds, 1..60, the spread is in it: tell exactly this
+	Kept       bool          // a place is kept for that moment; false: no place within 60 s, or none to keep
 	Shard      int           // which shard of the lane to publish to; 0 in memory
 }
 
@@ -92,8 +93,13 @@ type Claim struct {
 	Tries  int // starts so far, this one included
 }
 
-// Ref names one attempt of a request.
-type Ref struct{ ID, Attempt string }
+// Ref names one attempt of a request. Reply and Streaming are what Renew writes a
+// lost record again from; without Reply a terminal event could not be delivered.
+type Ref struct {
+	ID, Attempt string
+	Reply       string
+	Streaming   bool // a byte was relayed: it may not run again
+}
 
 // Canceled says what Cancel found.
 type Canceled struct {
@@ -114,13 +120,24 @@ type Records interface {
 	// First moves running to streaming and appends event; false: not the owner any more.
 	First(ctx context.Context, id, attempt string, event []byte) (bool, error)
 	// Finish ends the record and appends the terminal event, once. attempt is ""
-	// for a request that never started. False: another attempt lives, or it is over.
+	// for a request that never started. True: it is over, by this call or an earlier
+	// one: acknowledge the delivery. False: another attempt lives, come back later.
+	// Where a dead attempt had relayed bytes, the event becomes upstream_lost.
 	Finish(ctx context.Context, id, attempt string, event []byte) (bool, error)
 	// Release gives a running request back to its lane; blameless gives the try back.
 	Release(ctx context.Context, id, attempt string, blameless bool) error
 	// Cancel ends a queued request, or marks a running one and tells its owner.
 	// onlyIfQueued leaves a running one alone.
 	Cancel(ctx context.Context, id string, onlyIfQueued bool) (Canceled, error)
+}
+
+// Backlog is what waits in the lanes of one tier and model: opened, not started.
+type Backlog struct {
+	Tier, Model string
+	Requests    int
+	Tokens      int // expected tokens, prompt and output
+	Bytes       int64
+	Oldest      time.Duration // age of the oldest; 0 = none waits
 }
 
 // Engine is an agent's entry in the engine directory.
