@@ -48,7 +48,6 @@ var allowed = map[string][]string{
 		"admin", "cost", "fleet", "lane", "queue", "reason", "registry", "response",
 	},
 	"config":       {"agent", "gateway", "admin", "scheduler", "scraper", "vllm"},
-	"demo":         {"reason", "sim/engine", "vllm/simengine"},
 	"load":         {},
 	"cmd/penstock": {"*"},
 }
