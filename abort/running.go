@@ -3,6 +3,7 @@ package abort
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 )
 
@@ -45,13 +46,8 @@ func (r *Running) Add(id, attempt string, cancel context.CancelCauseFunc) {
 func (r *Running) Remove(id, attempt string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var rest []running // never in place: Cancel walks a slice it has let go of the lock for
-	for _, a := range r.ids[id] {
-		if a.attempt != attempt {
-			rest = append(rest, a)
-		}
-	}
-	if rest == nil {
+	rest := slices.DeleteFunc(r.ids[id], func(a running) bool { return a.attempt == attempt })
+	if len(rest) == 0 {
 		delete(r.ids, id)
 		return
 	}
