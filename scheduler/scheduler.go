@@ -5,6 +5,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"time"
 
 	"penstock/reason"
@@ -20,33 +21,49 @@ const (
 	Drop                      // it will never run: finish its record
 )
 
+// String is the metric label and the log attribute.
+func (a Action) String() string {
+	switch a {
+	case Start:
+		return "start"
+	case Hold:
+		return "hold"
+	case Suspend:
+		return "suspend"
+	case Drop:
+		return "drop"
+	}
+	return "none"
+}
+
 // Verdict is the decision and why.
 type Verdict struct {
 	Action Action
 	Reason reason.Reason
-	After  time.Duration // Suspend only
+	After  time.Duration // Suspend: 50 ms..5 s; Hold: the pause if the ready room is full
 }
 
 // Request is a head as the decision sees it. Times are on the caller's clock.
 type Request struct {
-	Hash         uint64 // of the request's id: spreads what must be spread
+	Hash         uint64 // of the request's id: spreads what must be spread, and names the head
 	PromptTokens int    // estimated, over all sequences
-	SafePrompt   int    // a count that cannot be above the true prompt; 0 = none: only this may prove "too large"
+	SafePrompt   int    // a count that cannot be above the longest true prompt of one sequence; 0 = none: only this may prove "too large"
 	ExpectedOut  int    // expected output tokens of one sequence
 	MaxTokens    int    // 0 = not limited by the client
 	Sequences    int    // >= 1
 	Opened       time.Time
-	Deadline     time.Time
-	SLOTTFT      time.Duration
-	SLOTTFTNamed bool // the client named it: its own prefill is counted
-	Stream       bool // a stream shows progress per token; a plain answer advances by step time
-	Aborted      bool // the client is gone
+	Deadline     time.Time     // zero = none
+	SLOTTFT      time.Duration // 0 = Config.SLOTTFT
+	SLOTTFTNamed bool          // the client named it: its own prefill is counted
+	Stream       bool          // a stream shows progress per token; a plain answer advances by step time
+	Aborted      bool          // the client is gone
 }
 
 // Sample is one good reading of the engine's page. The scraper makes it; a page
 // that is not good makes none.
 type Sample struct {
 	At          time.Time     // when the page had been read
+	Asked       time.Time     // when the page was asked for: what showed then is in it; zero = not known, see Config.Visible
 	KV          float64       // KV cache usage 0..1, max over engines of one server
 	Running     int           // summed over engines
 	Waiting     int           // summed over engines
@@ -69,3 +86,105 @@ type Peer struct {
 
 // Slot names a reservation in the ledger. The zero Slot is none.
 type Slot uint64
+
+// Config is the law's numbers. KV figures are shares of the engine's KV tokens.
+type Config struct {
+	Poll       time.Duration // how often the page is read; fresh = 3 of these
+	Visible    time.Duration // how long after its first token a request shows on the page (measured: 4 ms)
+	KVStart    float64       // below: start
+	KVStop     float64       // from here: start nothing
+	KVReopen   float64       // once stopped, start again below
+	Margin     float64       // kept free on top while the sample is stale, and per unknown spread over DP ranks
+	WaitSome   int           // sequences waiting in the engine from which only what is safe starts
+	WaitMax    int           // from here: start nothing; own sequences without a first token never exceed it
+	ColdTokens int           // prompt tokens pending until the engine's speed is known: one prefill chunk
+	ColdSeqs   int           // sequences pending until then
+	SLOTTFT    time.Duration // for requests that carry none
+}
+
+// DefaultConfig is the law of DESIGN.md.
+func DefaultConfig() Config {
+	return Config{
+		Poll: 50 * time.Millisecond, Visible: 10 * time.Millisecond,
+		KVStart: 0.80, KVStop: 0.92, KVReopen: 0.75, Margin: 0.05,
+		WaitSome: 5, WaitMax: 20, ColdTokens: 2048, ColdSeqs: 16,
+		SLOTTFT: 2 * time.Second,
+	}
+}
+
+// Validate names the first field that is out of range, its value and the remedy.
+func (c Config) Validate() error {
+	switch {
+	case c.Poll < time.Millisecond || c.Poll > blindAfter/4:
+		return fmt.Errorf("scheduler: Poll is %s; set 1ms to %s", c.Poll, blindAfter/4)
+	case c.Visible < 0 || c.Visible > blindAfter:
+		return fmt.Errorf("scheduler: Visible is %s; set 0 to %s", c.Visible, blindAfter)
+	case !(c.KVStart > 0 && c.KVStart < c.KVStop):
+		return fmt.Errorf("scheduler: KVStart is %g; set it above 0 and below KVStop (%g)", c.KVStart, c.KVStop)
+	case !(c.KVStop <= 1):
+		return fmt.Errorf("scheduler: KVStop is %g; set at most 1", c.KVStop)
+	case !(c.KVReopen > 0 && c.KVReopen <= c.KVStart):
+		return fmt.Errorf("scheduler: KVReopen is %g; set it above 0 and at most KVStart (%g)", c.KVReopen, c.KVStart)
+	case !(c.Margin >= 0 && c.Margin < c.KVReopen/2):
+		return fmt.Errorf("scheduler: Margin is %g; set 0 to below half of KVReopen (%g)", c.Margin, c.KVReopen)
+	case c.WaitSome < 1 || c.WaitSome > c.WaitMax:
+		return fmt.Errorf("scheduler: WaitSome is %d; set 1 to WaitMax (%d)", c.WaitSome, c.WaitMax)
+	case c.ColdTokens < 1:
+		return fmt.Errorf("scheduler: ColdTokens is %d; set at least 1", c.ColdTokens)
+	case c.ColdSeqs < 1 || c.ColdSeqs > c.WaitMax:
+		return fmt.Errorf("scheduler: ColdSeqs is %d; set 1 to WaitMax (%d)", c.ColdSeqs, c.WaitMax)
+	case c.SLOTTFT <= 0:
+		return fmt.Errorf("scheduler: SLOTTFT is %s; set it above 0", c.SLOTTFT)
+	}
+	return nil
+}
+
+// State is all that is known about one engine. It is not safe for concurrent use.
+// Times inside are offsets from start.
+type State struct {
+	cfg   Config
+	start time.Time
+
+	ledger
+	speed speed
+	flow  flow
+	heads heads
+
+	sample   Sample
+	sampled  time.Duration // of the last good sample
+	have     bool          // there is a sample
+	step     time.Duration // EWMA of step time; 0 = not known
+	moved    time.Duration // last time the engine showed any movement
+	closed   bool          // KVStop was reached and KVReopen not yet seen
+	draining bool
+	maxLen   int // max_model_len; 0 = not known
+
+	probeAt    time.Duration // no probe before this
+	probeEvery time.Duration // pause after the next probe
+
+	peers []Peer
+}
+
+// New makes the state of an engine of which nothing is known yet.
+func New(cfg Config, start time.Time) (*State, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &State{cfg: cfg, start: start, probeEvery: probeFirst}
+	s.slots = make([]slot, 0, firstSlots)
+	s.free = make([]uint32, 0, firstSlots)
+	return s, nil
+}
+
+// SetDraining makes every Decide suspend; what runs goes on.
+func (s *State) SetDraining(on bool) { s.draining = on }
+
+// SetMaxModelLen tells the engine's context length in tokens; 0 = not known.
+func (s *State) SetMaxModelLen(tokens int) { s.maxLen = max(tokens, 0) }
+
+// SetPeers replaces the other engines that serve the same models. The slice is
+// copied; it allocates only when there are more than ever before.
+func (s *State) SetPeers(peers []Peer) { s.peers = append(s.peers[:0], peers...) }
+
+// since turns a time of the caller into the state's own.
+func (s *State) since(t time.Time) time.Duration { return t.Sub(s.start) }

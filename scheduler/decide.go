@@ -1,0 +1,330 @@
+package scheduler
+
+import (
+	"time"
+
+	"penstock/reason"
+)
+
+const (
+	probeFirst = 2 * time.Second
+	probeMax   = 30 * time.Second
+)
+
+// Decide says what to do with a delivered head. It keeps small state of its own
+// (who waits, the probe's timer) but reserves nothing: on Start call Reserve.
+func (s *State) Decide(now time.Time, r *Request) Verdict {
+	t := s.since(now)
+	s.flow.roll(t)
+	if why := s.dead(now, r); why != reason.None {
+		s.heads.remove(r.Hash)
+		return Verdict{Action: Drop, Reason: why}
+	}
+	why, late := s.judge(now, t, r)
+	if why == reason.OK && late && s.heads.inTime(t, s.speed.predict(s.pendTokens), r.Hash) {
+		why = reason.Late
+	}
+	if why == reason.OK || s.probe(t, why) {
+		return s.startAs(why)
+	}
+	return s.refuse(now, t, r, why)
+}
+
+// Pick says which of the heads in the ready room to act on now: to Start, Drop or
+// Suspend (a peer is free for it). Heads in time go before late ones, then the
+// longest waiting; a late one starts only when none in time is among them. Index
+// -1: none may start, and the Verdict says why; call it again after every event
+// and after every index >= 0. Bounded by 64 heads; more are not looked at.
+func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
+	t := s.since(now)
+	s.flow.roll(t)
+	heads = heads[:min(len(heads), 64)]
+	for i := range heads {
+		if why := s.dead(now, &heads[i]); why != reason.None {
+			s.heads.remove(heads[i].Hash)
+			return i, Verdict{Action: Drop, Reason: why}
+		}
+	}
+	var tried uint64
+	first, refused := -1, Verdict{Action: Hold, Reason: reason.None}
+	firstLate := false
+	for range heads {
+		i, late := s.next(t, heads, tried)
+		if late && first >= 0 && !firstLate {
+			break // a head in time wants the room
+		}
+		tried |= 1 << i
+		why, _ := s.judge(now, t, &heads[i])
+		if why == reason.OK || s.probe(t, why) {
+			return i, s.startAs(why)
+		}
+		if first < 0 {
+			first, firstLate = i, late
+			refused.Reason = why
+		}
+	}
+	if first < 0 {
+		return -1, refused
+	}
+	refused = s.refuse(now, t, &heads[first], refused.Reason)
+	if refused.Reason == reason.PeerFree {
+		return first, refused
+	}
+	return -1, refused
+}
+
+// next is the head to look at first among those not tried.
+func (s *State) next(t time.Duration, heads []Request, tried uint64) (best int, bestLate bool) {
+	best = -1
+	for i := range heads {
+		if tried&(1<<i) != 0 {
+			continue
+		}
+		r, late := &heads[i], s.late(t, &heads[i])
+		if best >= 0 {
+			b := &heads[best]
+			if late != bestLate {
+				if late {
+					continue
+				}
+			} else if c := r.Opened.Compare(b.Opened); c > 0 || (c == 0 && r.Hash >= b.Hash) {
+				continue
+			}
+		}
+		best, bestLate = i, late
+	}
+	return best, bestLate
+}
+
+func (s *State) startAs(why reason.Reason) Verdict {
+	if why != reason.OK {
+		why = reason.Probe
+	}
+	return Verdict{Action: Start, Reason: why}
+}
+
+// dead says why a head will never run here, or None. Capacity plays no part.
+func (s *State) dead(now time.Time, r *Request) reason.Reason {
+	switch {
+	case r.Aborted:
+		return reason.Aborted
+	case !r.Deadline.IsZero() && now.After(r.Deadline):
+		return reason.DeadlinePassed
+	case s.maxLen > 0 && r.SafePrompt >= s.maxLen:
+		return reason.TooLarge
+	case s.sample.KVTokens > 0 && r.SafePrompt+1 > s.rankTokens():
+		return reason.TooLarge
+	}
+	return reason.None
+}
+
+// rankTokens is what one sequence can use at most: a rank's share of K.
+func (s *State) rankTokens() int { return s.sample.KVTokens / s.sample.Ranks }
+
+// judge is the law for one head: OK, or what is in its way, and whether it is
+// late.
+func (s *State) judge(now time.Time, t time.Duration, r *Request) (why reason.Reason, late bool) {
+	late = s.late(t, r)
+	c := s.condition(t)
+	if c != reason.OK && c != reason.Stale {
+		return c, late
+	}
+	s.latch()
+	why = s.room(now, r, 0)
+	if why == reason.OK && c == reason.Stale {
+		extra := s.cfg.Margin
+		if s.sample.Ranks > 1 {
+			extra *= 2
+		}
+		if s.room(now, r, extra) != reason.OK {
+			return reason.Stale, late
+		}
+	}
+	if why == reason.OK {
+		why = s.line(r, late)
+	}
+	return why, late
+}
+
+// room applies the watermarks; extra is kept free on top.
+func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
+	kv, n := s.kv()+extra, max(r.Sequences, 1)
+	own := 0.0 // the prompt, as a share of what one rank has
+	if s.sample.KVTokens > 0 {
+		own = float64(max(r.PromptTokens, 0)) / float64(s.rankTokens())
+	}
+	waiting, idle := max(s.sample.Waiting, s.pendSeqs), s.idle()
+	full := reason.KVHigh
+	if s.sample.KV < s.cfg.KVStart {
+		full = reason.KVCredit
+	}
+	switch {
+	case s.closed, kv >= s.cfg.KVStop:
+		return full
+	case idle && kv < s.cfg.KVStart:
+		return reason.OK // also what fits only alone, or has more sequences than may wait
+	case s.alone(r):
+		return reason.KVCredit
+	case waiting >= s.cfg.WaitMax || s.pendSeqs+n > s.cfg.WaitMax:
+		return reason.WaitingHigh
+	case waiting >= s.cfg.WaitSome && kv+own >= s.cfg.KVStart:
+		return reason.WaitingSome
+	case kv >= s.cfg.KVStart && draw(r.Hash, uint64(now.Unix())) < s.odds(kv):
+		if full == reason.KVCredit {
+			return full
+		}
+		return reason.KVBand
+	case kv+own >= s.cfg.KVStop:
+		return reason.KVCredit // it alone would take the engine past the stop
+	}
+	return reason.OK
+}
+
+// odds is the probability to wait between the two watermarks.
+func (s *State) odds(kv float64) float64 {
+	return max(0.10, (kv-s.cfg.KVStart)/(s.cfg.KVStop-s.cfg.KVStart))
+}
+
+// alone reports whether a request leaves no room for another one.
+func (s *State) alone(r *Request) bool {
+	if s.sample.KVTokens == 0 {
+		return false
+	}
+	need := float64(max(r.PromptTokens, 0)) + float64(max(r.Sequences, 1))*float64(max(r.ExpectedOut, 0))
+	return need > (1-s.cfg.Margin)*float64(s.rankTokens())
+}
+
+// late reports whether a head cannot have its first token in time any more.
+// Waiting does not change the answer: what it waits, the pending prompts shrink.
+func (s *State) late(t time.Duration, r *Request) bool {
+	ahead := s.pendTokens
+	if r.SLOTTFTNamed {
+		ahead += max(r.PromptTokens, 0)
+	}
+	wait := time.Duration(0)
+	if !r.Opened.IsZero() {
+		wait = max(t-s.since(r.Opened), 0)
+	}
+	return wait+s.speed.predict(ahead) > s.slo(r)
+}
+
+func (s *State) slo(r *Request) time.Duration {
+	if r.SLOTTFT > 0 {
+		return r.SLOTTFT
+	}
+	return s.cfg.SLOTTFT
+}
+
+// line is the TTFT line. With nothing pending it holds: no later moment is
+// better, and a prediction gone wrong could otherwise never be corrected.
+func (s *State) line(r *Request, late bool) reason.Reason {
+	if s.pendSeqs == 0 {
+		return reason.OK
+	}
+	if !s.speed.known() {
+		if s.pendTokens+r.PromptTokens > s.cfg.ColdTokens || s.pendSeqs+max(r.Sequences, 1) > s.cfg.ColdSeqs {
+			return reason.Cold
+		}
+		return reason.OK
+	}
+	if late && s.speed.predict(s.pendTokens) > s.slo(r) {
+		return reason.PrefillBusy
+	}
+	return reason.OK
+}
+
+// probe lets one head through a gate that gauges closed and that nothing can
+// open: the ledger is empty and nothing has moved for a while.
+func (s *State) probe(t time.Duration, why reason.Reason) bool {
+	if !s.frozen(why) || t < s.nextProbe() {
+		return false
+	}
+	s.probeAt = t + s.probeEvery
+	s.probeEvery = min(2*s.probeEvery, probeMax)
+	return true
+}
+
+// frozen reports whether only a probe can find out if why still holds.
+func (s *State) frozen(why reason.Reason) bool {
+	switch why {
+	case reason.KVHigh, reason.KVBand, reason.KVCredit, reason.WaitingHigh, reason.WaitingSome, reason.Stuck:
+		return s.live == 0
+	}
+	return false
+}
+
+func (s *State) nextProbe() time.Duration {
+	return max(max(s.moved, s.emptied)+probeFirst, s.probeAt)
+}
+
+// refuse makes "not now" of a reason: who else may take it, hold or suspend, and
+// for how long.
+func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Reason) Verdict {
+	opened := t
+	if !r.Opened.IsZero() {
+		opened = s.since(r.Opened)
+	}
+	e, rank := s.heads.note(t, opened, r.Hash)
+	e.slo, e.held = opened+s.slo(r), false
+	v := Verdict{Action: Suspend, Reason: why}
+	switch why {
+	case reason.Blind, reason.Stuck, reason.Asleep, reason.Draining:
+		v.After = statePause
+	case reason.Starting:
+		v.After = startPause
+	default:
+		s.flow.limited = true
+		v.After = s.pause(rank)
+		if s.soon(why) {
+			v.Action, e.held = Hold, true
+		}
+	}
+	if e.passes < maxPasses && s.pass(now, r) {
+		e.passes++
+		e.held = false
+		return Verdict{Action: Suspend, Reason: reason.PeerFree, After: minPause}
+	}
+	v.After += time.Duration(draw(r.Hash, uint64(now.Unix())) * float64(v.After) / 8)
+	if s.frozen(why) {
+		v.After = min(v.After, s.nextProbe()-t)
+	}
+	if !r.Deadline.IsZero() {
+		v.After = min(v.After, r.Deadline.Sub(now)+minPause)
+	}
+	v.After = min(max(v.After, minPause), maxPause)
+	return v
+}
+
+// pause is when a head of this rank has its turn, a little early.
+func (s *State) pause(rank int) time.Duration {
+	_, starts := s.flow.rates()
+	if starts == 0 {
+		starts = guessRate
+	}
+	return seconds(0.8 * float64(rank) / starts)
+}
+
+// soon reports whether what is in the way may be gone within the ready room's
+// half second.
+func (s *State) soon(why reason.Reason) bool {
+	switch why {
+	case reason.KVHigh:
+		return s.kv() < s.cfg.KVStart
+	case reason.WaitingHigh:
+		return s.sample.Waiting < s.cfg.WaitMax
+	}
+	return true
+}
+
+// pass reports whether a peer can start the request now, and notes that it will.
+func (s *State) pass(now time.Time, r *Request) bool {
+	need := max(r.PromptTokens, 1)
+	for i := range s.peers {
+		p := &s.peers[i]
+		if p.CanStart && p.Freeness >= need && now.Sub(p.At) <= peerFresh {
+			p.Freeness -= need
+			return true
+		}
+	}
+	return false
+}

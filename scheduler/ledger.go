@@ -1,0 +1,235 @@
+package scheduler
+
+import "time"
+
+const (
+	firstSlots = 256     // room for this many in flight before the ledger grows
+	maxTokens  = 1 << 40 // no single count is believed above this, so that sums cannot overflow
+	maxSeqs    = 1 << 16
+)
+
+// slot is one reservation. It leaves the ledger when it is released and the
+// gauges cannot be missing it any more.
+type slot struct {
+	gen      uint32
+	used     bool // not in the free list
+	released bool // gone from the engine, kept until a sample can know it
+	stream   bool
+	cold     bool          // started before the engine's first token: teaches nothing
+	begin    time.Duration // reserved
+	end      time.Duration // released
+	first    time.Duration // first token, assumed for a plain answer; meaningful with begun
+	begun    bool          // it has a first token
+	guess    time.Duration // when a plain answer is assumed to have its first token; 0 = cannot say
+	ahead    int           // prompt tokens pending when it started, its own included
+	prompt   int
+	out      int
+	expected int // output over all sequences
+	seqs     int
+	shown    int // tokens of it in the last sample's gauge
+}
+
+func (e *slot) held() int { return e.prompt + e.out }
+
+// ledger is what was started here, with the sums a decision needs.
+type ledger struct {
+	slots      []slot
+	free       []uint32
+	live       int           // reserved and not released
+	liveTokens int           // prompt and output tokens of those
+	pendTokens int           // prompt tokens of those without a first token
+	pendSeqs   int           // sequences without a first token
+	credit     int           // tokens the last sample does not show, released ones included until a sample can know
+	emptied    time.Duration // when live last became 0
+}
+
+// find returns the live slot that s names, or nil.
+func (l *ledger) find(s Slot) *slot {
+	i := uint32(s) - 1
+	if s == 0 || uint64(i) >= uint64(len(l.slots)) {
+		return nil
+	}
+	if e := &l.slots[i]; e.used && !e.released && e.gen == uint32(s>>32) {
+		return e
+	}
+	return nil
+}
+
+func (l *ledger) take() (uint32, *slot) {
+	if n := len(l.free); n > 0 {
+		i := l.free[n-1]
+		l.free = l.free[:n-1]
+		return i, &l.slots[i]
+	}
+	l.slots = append(l.slots, slot{})
+	return uint32(len(l.slots) - 1), &l.slots[len(l.slots)-1]
+}
+
+func (l *ledger) drop(i int) {
+	l.slots[i] = slot{gen: l.slots[i].gen + 1}
+	l.free = append(l.free, uint32(i))
+}
+
+// unpend takes a slot out of the sums of what has no first token.
+func (l *ledger) unpend(e *slot) {
+	l.pendTokens -= e.prompt
+	l.pendSeqs -= e.seqs
+}
+
+// clamp bounds n.
+func clamp(n, low, high int) int { return max(low, min(n, high)) }
+
+// Reserve puts a request that is about to start into the ledger. Call it at once
+// after a verdict Start, and Release when it is over, also when it never reached
+// the engine.
+func (s *State) Reserve(now time.Time, r *Request) Slot {
+	t := s.since(now)
+	if s.live == 0 && !s.busy() {
+		s.moved = max(s.moved, t) // work begins: the stuck timer starts here
+	}
+	i, e := s.take()
+	*e = slot{
+		gen: e.gen, used: true, stream: r.Stream, cold: s.speed.firsts == 0, begin: t,
+		prompt: clamp(r.PromptTokens, 0, maxTokens), seqs: clamp(r.Sequences, 1, maxSeqs),
+	}
+	e.expected = e.seqs * clamp(r.ExpectedOut, 0, maxTokens/maxSeqs)
+	s.live++
+	s.liveTokens += e.prompt
+	s.pendTokens += e.prompt
+	s.pendSeqs += e.seqs
+	s.credit += e.prompt
+	e.ahead = s.pendTokens
+	if !e.stream && s.speed.known() {
+		e.guess = t + s.speed.predict(e.ahead)
+	}
+	s.flow.roll(t)
+	s.flow.started(e.prompt + e.expected)
+	s.heads.remove(r.Hash)
+	return Slot(uint64(e.gen)<<32 | uint64(i+1))
+}
+
+// Progress tells what the engine has said about a running request so far: prompt
+// tokens (0 = it did not say) and output tokens over all sequences. The first
+// call with output, or with prompt tokens where no output is expected, is its
+// first token. A slot that was released is ignored.
+func (s *State) Progress(now time.Time, id Slot, prompt, output int) {
+	e := s.find(id)
+	if e == nil {
+		return
+	}
+	t := s.since(now)
+	if prompt > 0 {
+		s.correct(e, clamp(prompt, 0, maxTokens))
+	}
+	if output = clamp(output, 0, maxTokens); output > e.out {
+		s.grow(e, output)
+	}
+	answered := output > 0 || (prompt > 0 && e.expected == 0)
+	if answered {
+		s.moved = max(s.moved, t)
+		s.probeEvery, s.probeAt = probeFirst, 0
+	}
+	if answered && (!e.begun || !e.stream) {
+		s.learn(t, e)
+	}
+	if answered && !e.begun {
+		e.begun, e.first = true, t
+		s.unpend(e)
+	}
+}
+
+// correct replaces an estimated prompt. The gauge held the true one all along.
+func (s *State) correct(e *slot, prompt int) {
+	d := prompt - e.prompt
+	e.prompt = prompt
+	s.liveTokens += d
+	if !e.begun {
+		s.pendTokens += d
+	}
+	if e.shown > 0 {
+		e.shown += d
+	} else {
+		s.credit += d
+	}
+}
+
+func (s *State) grow(e *slot, out int) {
+	d := out - e.out
+	e.out = out
+	s.liveTokens += d
+	s.credit += d
+}
+
+// learn takes a first token, or the end of a plain answer less its decode time.
+func (s *State) learn(t time.Duration, e *slot) {
+	s.speed.firsts++
+	took := t - e.begin
+	if !e.stream && e.out > 0 {
+		if s.step == 0 {
+			return // prefill and decode cannot be told apart
+		}
+		took = max(took-time.Duration(e.out/e.seqs)*s.step, 0)
+	}
+	if !e.cold {
+		s.speed.learn(e.ahead, took)
+	}
+}
+
+// Release takes a request out of the ledger. What the last sample does not show
+// of it stays in the credit until a sample that was asked for later: the engine
+// frees an aborted request only at the end of its step.
+func (s *State) Release(now time.Time, id Slot) {
+	e := s.find(id)
+	if e == nil {
+		return
+	}
+	t := s.since(now)
+	s.live--
+	s.liveTokens -= e.held()
+	if !e.begun {
+		s.unpend(e)
+	}
+	if s.live == 0 {
+		s.emptied = t
+	}
+	if e.held() == e.shown {
+		s.drop(int(uint32(id) - 1))
+		return
+	}
+	e.released, e.end = true, t
+}
+
+// settle brings the ledger up to a sample that shows what happened until seen:
+// plain answers advance, what shows leaves the credit.
+func (s *State) settle(now, seen time.Duration) {
+	s.credit = 0
+	for i := range s.slots {
+		e := &s.slots[i]
+		if !e.used {
+			continue
+		}
+		if e.released && e.end <= seen {
+			s.drop(i)
+			continue
+		}
+		if !e.released && !e.stream {
+			s.advance(e, now)
+		}
+		if e.shown = 0; e.begun && e.first <= seen {
+			e.shown = e.held()
+		}
+		s.credit += e.held() - e.shown
+	}
+}
+
+// advance moves a plain answer, which shows no progress, by step time.
+func (s *State) advance(e *slot, now time.Duration) {
+	if !e.begun && e.guess > 0 && now >= e.guess {
+		e.begun, e.first = true, e.guess
+		s.unpend(e)
+	}
+	if e.begun && s.step > 0 {
+		out := min(int((now-e.first)/s.step)*e.seqs, e.expected)
+		s.grow(e, max(out, e.out))
+	}
+}

@@ -1,0 +1,46 @@
+package scheduler
+
+import (
+	"time"
+
+	"penstock/reason"
+)
+
+// View is the state in numbers, for metrics, the row and /debug/state.
+type View struct {
+	Condition  reason.Reason
+	Gate       reason.Reason // OK when a small request would start now, else what is in its way
+	SampleAge  time.Duration // 0 before the first sample
+	KV         float64       // the gauge, 0..1
+	Running    int           // the gauge
+	Waiting    int           // the gauge
+	KVTokens   int           // K; 0 = not exported
+	StepTime   time.Duration // 0 = not known
+	Credit     int           // tokens the gauge does not show yet
+	Freeness   int           // KV tokens that may still be started: KVStart x K - gauge - credit, never negative
+	Pending    int           // prompt tokens without a first token
+	PendingSeq int           // sequences without a first token
+	Requests   int           // in flight
+	Tokens     int           // prompt and output tokens in flight
+	Prefill    float64       // prompt tokens per second; 0 = not known
+	FirstToken time.Duration // from start to first token, mean plus two deviations; 0 = not known
+	DrainRate  float64       // expected tokens started per second while work waits; 0 = not known
+	StartRate  float64       // requests started per second while work waits; 0 = not known
+}
+
+// View reads the state; it changes nothing that a decision sees.
+func (s *State) View(now time.Time) View {
+	t := s.since(now)
+	v := View{
+		Condition: s.condition(t), KV: s.sample.KV, Running: s.sample.Running, Waiting: s.sample.Waiting,
+		KVTokens: s.sample.KVTokens, StepTime: s.step, Credit: s.credit, Pending: s.pendTokens, PendingSeq: s.pendSeqs,
+		Requests: s.live, Tokens: s.liveTokens, Prefill: s.speed.rate(), FirstToken: seconds(s.speed.ttft.high()),
+	}
+	if s.have {
+		v.SampleAge = max(t-s.sampled, 0)
+	}
+	v.Freeness = max(int((s.cfg.KVStart-s.kv())*float64(s.sample.KVTokens)), 0)
+	v.DrainRate, v.StartRate = s.flow.rates()
+	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
+	return v
+}
