@@ -1,0 +1,250 @@
+package memory
+
+import (
+	"hash/crc32"
+	"math"
+	"time"
+
+	"penstock/reason"
+	"penstock/registry"
+)
+
+const (
+	rateMemory    = time.Second      // how far back the smoothed drain rate looks
+	rateKept      = 30 * time.Second // how long the last known rate serves when none is reported
+	startsWindow  = 10               // seconds of starts that stand in for a rate after that
+	modelKept     = 10 * time.Minute // an idle model's rate and errors are remembered
+	noEngineRetry = 5 * time.Second
+	minRetry      = time.Second
+	maxRetry      = 60 * time.Second
+
+	errorGain  = 0.1                    // EWMA of the forecast's error, about the last ten starts
+	errorFloor = 500 * time.Millisecond // added to a forecast before its error is taken relative to it
+)
+
+// share is a part of the backlog.
+type share struct{ requests, tokens int }
+
+func (s *share) add(requests, tokens int) {
+	s.requests += requests
+	s.tokens += tokens
+}
+
+// forecast is what Open predicted for a request.
+type forecast struct {
+	wait  time.Duration
+	known bool // false: no rate was known, nothing is learned from it
+}
+
+// door predicts when a newcomer would start and refuses what is not worth it. It
+// is guarded by the Registry's mutex.
+type door struct {
+	epoch  time.Time
+	models map[string]*model
+}
+
+// model is what the door knows about one model.
+type model struct {
+	classes map[string]*class // by tier
+	used    time.Time
+	rate    float64 // expected tokens started per second, smoothed; 0 = never reported
+	rateAt  time.Time
+	starts  [startsWindow]struct {
+		second int64
+		tokens int
+	}
+}
+
+// class is one tier of a model.
+type class struct {
+	rank         int
+	share        share // what waits
+	lanes        int   // lanes with something waiting
+	bias, spread float64
+	places       places
+}
+
+// visitor is a request at the door.
+type visitor struct {
+	id     string
+	tokens int
+	limit  time.Duration
+	own    share   // what of its lane waits
+	rate   float64 // as reported, 0 = not known
+	full   bool    // its lane or the memory is full
+}
+
+// model finds or makes a model's entry.
+func (d *door) model(name string, now time.Time) *model {
+	m := d.models[name]
+	if m == nil {
+		m = &model{classes: map[string]*class{}}
+		d.models[name] = m
+	}
+	m.used = now
+	return m
+}
+
+// class finds or makes a tier's entry; the rank is as of the last call.
+func (m *model) class(tier string, rank int) *class {
+	c := m.classes[tier]
+	if c == nil {
+		c = &class{}
+		m.classes[tier] = c
+	}
+	c.rank = rank
+	return c
+}
+
+// sweep forgets models nobody has asked for.
+func (d *door) sweep(now time.Time) {
+	for name, m := range d.models {
+		if now.Sub(m.used) < modelKept {
+			continue
+		}
+		waiting := 0
+		for _, c := range m.classes {
+			waiting += c.share.requests
+		}
+		if waiting == 0 {
+			delete(d.models, name)
+		}
+	}
+}
+
+// judge admits or refuses. It keeps a place for a refused visitor, and nothing else.
+func (d *door) judge(m *model, c *class, v visitor, now time.Time) (registry.Admission, forecast) {
+	rate := m.drain(v.rate, now.Sub(d.epoch), now)
+	ahead, reserved := m.ahead(c.rank, v, now.Sub(d.epoch))
+	if rate <= 0 {
+		if v.full {
+			return registry.Admission{Reason: reason.LaneFull, Ahead: ahead.requests, RetryAfter: told(minRetry, v.id)}, forecast{}
+		}
+		return registry.Admission{Reason: reason.OK, Ahead: ahead.requests}, forecast{}
+	}
+	wait := seconds(float64(ahead.tokens) / rate)
+	a := registry.Admission{Reason: reason.OK, Wait: wait, Ahead: ahead.requests}
+	excess := wait + c.margin(wait, v.limit) - v.limit
+	switch {
+	case v.full:
+		a.Reason, a.RetryAfter = reason.LaneFull, told(excess, v.id)
+	case ahead.requests > 0 && excess+seconds(float64(reserved)/rate) > 0:
+		a.Reason = reason.Overloaded
+		a.RetryAfter, a.Kept = m.keep(c, v, rate, max(excess, 0), now.Sub(d.epoch))
+	}
+	return a, forecast{wait: wait, known: true}
+}
+
+// ahead is what would start before the visitor: the backlog of its tier and the
+// higher ones, but no more than its lane's fair turn among their lanes. seen adds
+// the tokens kept for those who come back shortly.
+func (m *model) ahead(rank int, v visitor, at time.Duration) (ahead share, seen int) {
+	others := 0
+	for _, c := range m.classes {
+		if c.rank <= rank {
+			ahead.add(c.share.requests, c.share.tokens)
+			others += c.lanes
+			seen += c.places.soon(at)
+		}
+	}
+	seen += ahead.tokens
+	if v.own.requests > 0 {
+		others--
+	}
+	if others == 0 {
+		return ahead, seen
+	}
+	fair := v.own
+	fair.add(others*(v.own.requests+1), others*(v.own.tokens+v.tokens))
+	return share{min(ahead.requests, fair.requests), min(ahead.tokens, fair.tokens)}, min(seen, fair.tokens)
+}
+
+// keep finds the first moment from which on there is room for the visitor beside
+// all places kept already, counted from when the backlog is worked off far enough,
+// moves it to the whole second the visitor is told, and keeps the place.
+func (m *model) keep(c *class, v visitor, rate float64, excess, at time.Duration) (retry time.Duration, kept bool) {
+	free, ok := m.firstFree(c.rank, v.tokens, rate*placesShare, at, excess)
+	if !ok {
+		return maxRetry, false
+	}
+	retry = told(free, v.id)
+	c.places.keep(at+retry, v.tokens)
+	return retry, true
+}
+
+// drain is the model's rate: as reported, smoothed; for 30 s the last known; then
+// what claims started in the last seconds; else 0.
+func (m *model) drain(reported float64, at time.Duration, now time.Time) float64 {
+	if reported > 0 && !math.IsInf(reported, 1) {
+		weight := 1.0
+		if m.rate > 0 {
+			weight = min(1, now.Sub(m.rateAt).Seconds()/rateMemory.Seconds())
+		}
+		m.rate += weight * (reported - m.rate)
+		m.rateAt = now
+		return m.rate
+	}
+	if m.rate > 0 && now.Sub(m.rateAt) <= rateKept {
+		return m.rate
+	}
+	second, oldest, tokens := int64(at/time.Second), int64(0), 0
+	oldest = second
+	for _, s := range m.starts {
+		if s.tokens > 0 && second-s.second < startsWindow {
+			tokens += s.tokens
+			oldest = min(oldest, s.second)
+		}
+	}
+	return float64(tokens) / float64(second-oldest+1)
+}
+
+// started learns from a request that starts now.
+func (d *door) started(rec *record, now time.Time) {
+	m := d.models[rec.lane.Model]
+	if m == nil {
+		return
+	}
+	second := int64(now.Sub(d.epoch) / time.Second)
+	if s := &m.starts[second%startsWindow]; s.second == second {
+		s.tokens += rec.tokens
+	} else {
+		s.second, s.tokens = second, rec.tokens
+	}
+	if rec.forecast.known && rec.tries == 0 {
+		m.classes[rec.lane.Tier].learn(rec.forecast.wait, now.Sub(rec.opened))
+	}
+}
+
+// censored learns from a request that left unstarted after more than its forecast.
+func (d *door) censored(rec *record, now time.Time) {
+	if waited := now.Sub(rec.opened); rec.forecast.known && waited > rec.forecast.wait {
+		d.models[rec.lane.Model].classes[rec.lane.Tier].learn(rec.forecast.wait, waited)
+	}
+}
+
+// learn takes in one error, relative so that short and long forecasts share it.
+func (c *class) learn(predicted, actual time.Duration) {
+	e := (actual - predicted).Seconds() / (predicted + errorFloor).Seconds()
+	c.spread += errorGain * (math.Abs(e-c.bias) - c.spread)
+	c.bias += errorGain * (e - c.bias)
+}
+
+// margin is what is added to a forecast before it is held against the limit: the
+// usual lateness and twice its mean deviation. At most half the limit, so that the
+// door stays open far enough to learn that things are better.
+func (c *class) margin(wait, limit time.Duration) time.Duration {
+	relative := max(0, c.bias) + 2*c.spread
+	return min(seconds(relative*(wait+errorFloor).Seconds()), limit/2)
+}
+
+// told is when to come back: d with a spread of up to a quarter by the id's hash,
+// up to a whole second, 1 to 60 s.
+func told(d time.Duration, id string) time.Duration {
+	spread := 1 + 0.25*float64(crc32.ChecksumIEEE([]byte(id)))/math.MaxUint32
+	d = min(max(d, minRetry), maxRetry)
+	return min(seconds(math.Ceil(spread*d.Seconds())), maxRetry)
+}
+
+func seconds(s float64) time.Duration {
+	return time.Duration(min(s, 1e9) * float64(time.Second))
+}

@@ -1,0 +1,139 @@
+package memory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"penstock/reason"
+	"penstock/registry"
+)
+
+// Open creates the record and counts it, or refuses and leaves no count behind.
+// Repeated for an id it knows it only says OK.
+func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain) (registry.Admission, error) {
+	if q.ID == "" {
+		return registry.Admission{}, errors.New("registry/memory: open without an id")
+	}
+	q.Tokens, q.Bytes = max(q.Tokens, 1), max(q.Bytes, 0)
+	rank := r.cfg.Rank(q.Lane.Tier)
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rec := r.records[q.ID]; rec != nil {
+		return registry.Admission{Reason: reason.OK, Wait: rec.forecast.wait}, nil
+	}
+	if d.Engines <= 0 {
+		return registry.Admission{Reason: reason.NoEngine, RetryAfter: told(noEngineRetry, q.ID)}, nil
+	}
+	var own laneCount
+	if l := r.lanes[q.Lane]; l != nil {
+		own = *l
+	}
+	m := r.door.model(q.Lane.Model, now)
+	c := m.class(q.Lane.Tier, rank)
+	full := own.outstanding >= r.cfg.LaneRequests ||
+		own.bytes+charge(q.Bytes) > r.cfg.LaneBytes || r.bytes+charge(q.Bytes) > r.cfg.TotalBytes
+	a, f := r.door.judge(m, c, visitor{id: q.ID, tokens: q.Tokens, limit: q.Limit, own: own.share, rate: d.Rate, full: full}, now)
+	if a.Reason != reason.OK {
+		return a, nil
+	}
+	rec := &record{
+		id: q.ID, reply: q.Reply, lane: q.Lane, state: registry.Queued,
+		opened: now, deadline: q.Deadline, tokens: q.Tokens, bytes: charge(q.Bytes), forecast: f,
+	}
+	r.put(rec, now)
+	r.count(rec, rank, now)
+	return a, nil
+}
+
+// charge is what a body of n bytes counts for.
+func charge(n int) int64 { return int64(n) + recordBytes }
+
+// count enters a queued record in its lane and in the backlog.
+func (r *Registry) count(rec *record, rank int, now time.Time) {
+	l := r.lanes[rec.lane]
+	if l == nil {
+		l = &laneCount{}
+		r.lanes[rec.lane] = l
+	}
+	rec.counted, rec.rank = true, rank
+	l.outstanding++
+	l.bytes += rec.bytes
+	r.bytes += rec.bytes
+	r.queue(rec, now)
+}
+
+// uncount takes rec out of whatever it counts in.
+func (r *Registry) uncount(rec *record, now time.Time) {
+	if !rec.counted {
+		return
+	}
+	if rec.state == registry.Queued {
+		r.unqueue(rec, now)
+	}
+	rec.counted = false
+	l := r.lanes[rec.lane]
+	l.outstanding--
+	l.bytes -= rec.bytes
+	r.bytes -= rec.bytes
+	if l.outstanding == 0 {
+		delete(r.lanes, rec.lane)
+	}
+}
+
+// queue adds rec to the backlog of its lane and class.
+func (r *Registry) queue(rec *record, now time.Time) { r.shift(rec, 1, now) }
+
+// unqueue takes it out again.
+func (r *Registry) unqueue(rec *record, now time.Time) { r.shift(rec, -1, now) }
+
+func (r *Registry) shift(rec *record, sign int, now time.Time) {
+	if !rec.counted {
+		return
+	}
+	c, l := r.door.model(rec.lane.Model, now).class(rec.lane.Tier, rec.rank), r.lanes[rec.lane]
+	before := l.share.requests
+	l.share.add(sign, sign*rec.tokens)
+	c.share.add(sign, sign*rec.tokens)
+	switch {
+	case before == 0:
+		c.lanes++
+	case l.share.requests == 0:
+		c.lanes--
+	}
+}
+
+// Backlog is what waits, by model and tier. Classes with nothing waiting are
+// listed while they are remembered. It walks every record: for metrics.
+func (r *Registry) Backlog(now time.Time) []registry.Backlog {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	type key struct{ tier, model string }
+	rows := map[key]registry.Backlog{}
+	for name, m := range r.door.models {
+		for tier, c := range m.classes {
+			rows[key{tier, name}] = registry.Backlog{Tier: tier, Model: name, Requests: c.share.requests, Tokens: c.share.tokens}
+		}
+	}
+	for _, rec := range r.live {
+		if rec.state != registry.Queued || !rec.counted {
+			continue
+		}
+		k := key{rec.lane.Tier, rec.lane.Model}
+		row := rows[k]
+		row.Bytes += rec.bytes
+		row.Oldest = max(row.Oldest, now.Sub(rec.opened))
+		rows[k] = row
+	}
+	list := make([]registry.Backlog, 0, len(rows))
+	for _, row := range rows {
+		list = append(list, row)
+	}
+	slices.SortFunc(list, func(a, b registry.Backlog) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Tier, b.Tier))
+	})
+	return list
+}
