@@ -106,6 +106,8 @@ func TestBytesAreBounded(t *testing.T) {
 		}
 	}
 	wantLen(t, q, size{2, 3, 6 * Overhead})
+	q.Discard("1")
+	publish(t, q, message("1", "a", 2*Overhead)) // what it took is free again
 	for _, id := range []string{"1", "2", "3"} {
 		if !q.Discard(id) {
 			t.Errorf("Discard(%s) = false", id)

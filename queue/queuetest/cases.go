@@ -103,8 +103,11 @@ func suspendLeavesOthers(r *rig) {
 	for i := range 10 {
 		r.expect(r.publish(fmt.Sprint(i % 2))).ack()
 	}
+	short := r.publish("short")
+	r.expect(short).suspend(queue.MinSuspend)
+	r.expectAfter(queue.MinSuspend, short).ack()
 	if took := time.Since(answered); took >= pause {
-		r.Errorf("ten messages of other lanes took %v, the whole pause", took)
+		r.Errorf("the messages of other lanes took %v, the whole pause", took)
 	}
 	r.expectAfter(pause, held).ack()
 }
