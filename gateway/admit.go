@@ -1,0 +1,239 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"penstock/lane"
+	"penstock/queue"
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/response"
+)
+
+// exchange is one request and its client, from arrival to outcome. Only the
+// handler's goroutine touches it.
+type exchange struct {
+	g       *Gateway
+	w       http.ResponseWriter
+	rc      *http.ResponseController
+	r       *http.Request
+	arrived time.Time
+
+	id, label, tenant string
+	request           request
+	limits            limits
+	known             bool // the directory knows the model
+	queued            bool // it was put into its lane
+	waiter            *waiter
+	relay             relay
+}
+
+// newID is 128 random bits, 32 hex digits.
+func newID() string {
+	var raw [16]byte
+	_, _ = rand.Read(raw[:]) // never fails
+	return hex.EncodeToString(raw[:])
+}
+
+// infer serves one request for a model.
+func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind string) {
+	x := &exchange{g: g, w: w, rc: http.NewResponseController(w), r: r, arrived: time.Now(), id: newID()}
+	x.request.path, x.request.kind = path, kind
+	if x.label = label(r.Header.Get("X-Request-Id")); x.label == "" {
+		x.label = x.id
+	}
+	w.Header()["X-Request-Id"] = []string{x.label}
+	g.metrics.open.Inc()
+	open := g.open.Add(1)
+	defer g.leave()
+	if r.ProtoMajor == 1 {
+		// What net/http writes after the handler must not hang either; HTTP/2
+		// has its own way to do that and no use for these.
+		_ = x.rc.SetWriteDeadline(time.Time{})
+		defer func() { _ = x.rc.SetWriteDeadline(time.Now().Add(g.cfg.WriteLimit)) }()
+	}
+	if f := x.accept(int(open)); f != nil {
+		x.refuse(f)
+		return
+	}
+	x.waiter = newWaiter(x.request.stream, g.cfg.ClientBuffer, x.unhang)
+	g.waiters.put(x.id, x.waiter)
+	defer func() {
+		g.waiters.remove(x.id)
+		x.waiter.close()
+	}()
+	if f := x.queue(); f != nil {
+		x.refuse(f)
+		return
+	}
+	x.queued = true
+	x.run()
+}
+
+func (g *Gateway) leave() {
+	g.metrics.open.Dec()
+	if g.open.Add(-1) == 0 && g.draining.Load() {
+		select {
+		case g.empty <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// accept says who asks for what, or refuses.
+func (x *exchange) accept(open int) *refusal {
+	cfg, h := &x.g.cfg, x.r.Header
+	if x.g.draining.Load() {
+		return &refusal{reason: reason.Draining}
+	}
+	if open > cfg.MaxOpen {
+		return &refusal{reason: reason.Overloaded, detail: fmt.Sprintf("This gateway holds %d open requests, its limit.", cfg.MaxOpen)}
+	}
+	if _, err := x.g.mailbox(); err != nil {
+		x.g.deps.Log.Warn("mailbox not open", "error", err)
+		return &refusal{reason: reason.RecordStoreAway}
+	}
+	var ok bool
+	if x.tenant, ok = cfg.tenantOf(h.Get("Authorization")); !ok {
+		return &refusal{reason: reason.NoKey}
+	}
+	var bad *fault
+	if x.limits, bad = parseLimits(h, cfg); bad != nil {
+		return &refusal{reason: reason.BadRequest, detail: bad.message}
+	}
+	body, f := x.body()
+	if f != nil {
+		return f
+	}
+	if x.request, bad = parse(x.request.path, x.request.kind, body); bad != nil {
+		return &refusal{reason: reason.BadRequest, param: bad.param, detail: bad.message}
+	}
+	return nil
+}
+
+// body reads the request's body whole.
+func (x *exchange) body() ([]byte, *refusal) {
+	if e := x.r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+		return nil, &refusal{reason: reason.BadRequest, detail: fmt.Sprintf("Content-Encoding %q is not supported. Send plain JSON.", cut(e))}
+	}
+	limit := x.g.cfg.MaxBody
+	tooLarge := &refusal{reason: reason.BodyTooLarge, detail: fmt.Sprintf("The body is larger than %d bytes, the limit of this gateway (max_body in its configuration).", limit)}
+	size := x.r.ContentLength
+	if size > limit {
+		return nil, tooLarge
+	}
+	_ = x.rc.SetReadDeadline(time.Now().Add(bodyWait)) // where not supported, the connection's own limits hold
+	defer func() { _ = x.rc.SetReadDeadline(time.Time{}) }()
+	from := http.MaxBytesReader(x.w, x.r.Body, limit)
+	var buf bytes.Buffer
+	buf.Grow(int(min(max(size, 0), 1<<20)) + bytes.MinRead) // a claimed size alone does not take memory
+	_, err := buf.ReadFrom(from)
+	if tooBig := (*http.MaxBytesError)(nil); errors.As(err, &tooBig) {
+		return nil, tooLarge
+	}
+	if err != nil {
+		if x.r.Context().Err() != nil {
+			return nil, &refusal{reason: reason.ClientGone}
+		}
+		return nil, &refusal{reason: reason.BadRequest, detail: "The body did not arrive whole."}
+	}
+	return buf.Bytes(), nil
+}
+
+// queue prices the request, opens its record and puts it into its lane, or
+// refuses. The waiter is registered: events may come before queue returns.
+func (x *exchange) queue() *refusal {
+	g, p := x.g, &x.request
+	known, err := g.directory.known(x.r.Context(), p.model)
+	if err != nil {
+		g.deps.Log.Warn("engine directory unreadable", "error", err)
+		return &refusal{reason: reason.RecordStoreAway, model: p.model}
+	}
+	if len(known) == 0 {
+		return &refusal{reason: reason.UnknownModel, model: p.model, param: "model"}
+	}
+	x.known = true
+	key := lane.Key{Tier: defaultTier, Type: p.kind, Model: p.model, Tenant: x.tenant}
+	prompt, output := g.prices.quote(x.tenant, p)
+	now := time.Now()
+	drain, firstToken := g.directory.drain(p.model, known, now)
+	if drain.Engines == 0 {
+		f := noEngine(p.model, known, now)
+		return &f
+	}
+	m := &queue.Message{
+		Version: queue.Version, ID: x.id, Lane: key, Path: p.path,
+		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.deadline),
+		SLOTTFT: x.limits.ttft, SLOTTFTNamed: x.limits.ttftNamed, SLOTPOT: x.limits.tpot,
+		PromptTokens: prompt, ExpectedOut: output, MaxTokens: p.maxTokens, Sequences: p.sequences,
+		Stream: p.stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.reply, Body: p.body,
+	}
+	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
+	defer cancel()
+	admitted, err := g.deps.Records.Open(ctx, registry.Request{
+		ID: x.id, Lane: key, Reply: g.reply, Deadline: m.Deadline,
+		Tokens: m.Tokens(), Bytes: len(p.body), Limit: x.limits.door(firstToken),
+	}, drain)
+	if err != nil {
+		return x.notQueued(err, reason.RecordStoreAway)
+	}
+	if admitted.Reason != reason.OK {
+		return &refusal{reason: admitted.Reason, model: p.model, ahead: admitted.Ahead, wait: admitted.Wait, retry: admitted.RetryAfter}
+	}
+	if err := g.deps.Publish(ctx, m); err != nil {
+		return x.notQueued(err, reason.BrokerAway)
+	}
+	return nil
+}
+
+// notQueued undoes what a failed Open or Publish may have left and says why.
+func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
+	gone := x.r.Context().Err() != nil
+	if gone || !errors.Is(err, registry.ErrAway) {
+		x.cancel(false)
+	}
+	switch {
+	case context.Cause(x.r.Context()) == errCut:
+		why = reason.Draining
+	case gone:
+		return &refusal{reason: reason.ClientGone}
+	case errors.Is(err, queue.ErrFull):
+		return &refusal{reason: reason.LaneFull, model: x.request.model, detail: fmt.Sprintf("The queue for model '%s' is full.", x.request.model)}
+	case errors.Is(err, queue.ErrClosed):
+		why = reason.Draining
+	default:
+		x.g.deps.Log.Warn("request not queued", "id", x.id, "reason", why.String(), "error", err)
+	}
+	return &refusal{reason: why, model: x.request.model}
+}
+
+// cancel ends the request for everybody else. It outlives the client.
+func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
+	ctx, done := context.WithTimeout(context.WithoutCancel(x.r.Context()), storeWait)
+	defer done()
+	c, err := x.g.deps.Records.Cancel(ctx, x.id, onlyIfQueued)
+	if err != nil {
+		x.g.deps.Log.Warn("cancel failed", "id", x.id, "error", err)
+	}
+	queued := err == nil && (c.State == registry.Queued || c.State == registry.Unknown)
+	if x.g.deps.Discard != nil && (queued || !onlyIfQueued) {
+		x.g.deps.Discard(x.id)
+	}
+	return c, err
+}
+
+// refuse answers a request that was never relayed, with a true status.
+func (x *exchange) refuse(f *refusal) {
+	if f.reason == reason.ClientGone {
+		x.finish(statusClientGone, reason.ClientGone, response.Usage{})
+		return
+	}
+	x.finish(x.g.cfg.write(x.w, f), f.reason, response.Usage{})
+}

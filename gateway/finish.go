@@ -1,0 +1,57 @@
+package gateway
+
+import (
+	"log/slog"
+	"time"
+
+	"penstock/lane"
+	"penstock/reason"
+	"penstock/response"
+)
+
+// finish accounts for a request's one outcome: metrics, what its usage teaches,
+// and its log line, which never has a byte of the prompt.
+func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
+	g, v, now := x.g, &x.relay, time.Now()
+	name := otherModel
+	if x.known {
+		name = x.request.model
+	}
+	end := outcomeOf(why)
+	model := g.metrics.model(name)
+	model.requests[end].Inc()
+	if end != succeeded && end != aborted {
+		g.metrics.refused(status, why)
+	}
+	if why == reason.Finished && used.Known {
+		g.prices.learn(x.tenant, &x.request, used.Prompt, used.Output)
+	}
+	var ttft time.Duration
+	if !v.first.IsZero() {
+		ttft = v.first.Sub(x.arrived)
+		g.metrics.queued.Observe(v.inQueue.Seconds())
+		model.service.Observe(max(now.Sub(x.arrived)-v.inQueue, 0).Seconds())
+		if x.request.stream {
+			g.metrics.ttft.Observe(ttft.Seconds())
+			if tokens := max(used.Output/max(x.request.sequences, 1), v.chunks); tokens > 1 && why == reason.Finished {
+				g.metrics.tpot.Observe(v.latest.Sub(v.first).Seconds() / float64(tokens-1))
+			}
+		}
+	}
+	level := slog.LevelDebug // refusals at the door can be many
+	if x.queued {
+		level = slog.LevelInfo
+	}
+	ctx := x.r.Context()
+	if !g.deps.Log.Enabled(ctx, level) {
+		return
+	}
+	key := lane.Key{Tier: defaultTier, Type: x.request.kind, Model: x.request.model, Tenant: x.tenant}
+	g.deps.Log.LogAttrs(ctx, level, "request finished",
+		slog.String("id", x.id), slog.String("label", x.label), slog.String("tenant", x.tenant),
+		slog.String("lane", key.String()), slog.String("node", v.node), slog.Int("attempts", v.tries),
+		slog.Int64("queue_ms", v.inQueue.Milliseconds()), slog.Int64("ttft_ms", ttft.Milliseconds()),
+		slog.Int64("total_ms", now.Sub(x.arrived).Milliseconds()),
+		slog.Int("tokens_in", used.Prompt), slog.Int("tokens_out", used.Output),
+		slog.Int("status", status), slog.String("outcome", string(end)), slog.String("reason", why.String()))
+}

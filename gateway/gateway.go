@@ -1,0 +1,221 @@
+// Package gateway is the client side: OpenAI-shaped HTTP in, a refusal or a place
+// in a lane, and the engine's answer relayed as it comes. It owns every timer and
+// the one outcome of each request. DESIGN.md says why it relays as it does.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"penstock/fleet"
+	"penstock/queue"
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/response"
+)
+
+const (
+	storeWait   = 5 * time.Second  // longest one call to the records or the lanes may take
+	headerWait  = 10 * time.Second // longest a client may take to send its headers
+	bodyWait    = 60 * time.Second // longest a client may take to send its body
+	idleWait    = 120 * time.Second
+	maxHeaders  = 64 << 10
+	maxStreams  = 1024            // requests at once on one HTTP/2 connection
+	closingWait = 2 * time.Second // for connections to end once their requests have
+)
+
+// Deps are the rooms the gateway talks to.
+type Deps struct {
+	Records   registry.Records
+	Directory registry.Directory
+	Publish   func(ctx context.Context, m *queue.Message) error
+	// Discard frees a queued message whose client went away; optional.
+	Discard func(id string) bool
+	// OpenMailbox makes reply an address events can be appended to. handle is
+	// called by writers: it does not block and copies what it keeps.
+	OpenMailbox func(reply string, handle func(response.Event)) (closeMailbox func(), err error)
+	// Rows returns the engines' rows; optional.
+	Rows    func() []fleet.Row
+	Metrics prometheus.Registerer
+	Log     *slog.Logger
+}
+
+// Gateway serves clients.
+type Gateway struct {
+	cfg       Config
+	deps      Deps
+	directory directory
+	prices    prices
+	waiters   *waiters
+	metrics   *metrics
+	mux       *http.ServeMux
+	reply     string // this incarnation's mailbox address
+	started   time.Time
+	mailbox   func() (closeMailbox func(), err error) // opens it at its first call
+
+	open     atomic.Int64  // requests between arrival and outcome
+	empty    chan struct{} // size 1: open fell to 0 while draining
+	serving  atomic.Bool
+	draining atomic.Bool
+}
+
+// errCut is the cause of a request's context when a drain has run out of grace.
+var errCut = errors.New("gateway: drain ran out of grace")
+
+// New makes a gateway; the mailbox is opened by the first request or by Serve.
+func New(cfg Config, deps Deps) (*Gateway, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	for name, missing := range map[string]bool{
+		"Records": deps.Records == nil, "Directory": deps.Directory == nil, "Publish": deps.Publish == nil,
+		"OpenMailbox": deps.OpenMailbox == nil, "Metrics": deps.Metrics == nil, "Log": deps.Log == nil,
+	} {
+		if missing {
+			return nil, fmt.Errorf("gateway: Deps.%s is missing", name)
+		}
+	}
+	m, err := newMetrics(deps.Metrics, &cfg)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	g := &Gateway{
+		cfg: cfg, deps: deps, metrics: m,
+		directory: directory{from: deps.Directory, rows: deps.Rows, rates: map[string]rate{}},
+		prices:    newPrices(),
+		waiters:   newWaiters(),
+		reply:     newID(),
+		started:   time.Now(),
+		empty:     make(chan struct{}, 1),
+	}
+	g.mailbox = sync.OnceValues(func() (func(), error) { return deps.OpenMailbox(g.reply, g.waiters.handle) })
+	g.routes()
+	return g, nil
+}
+
+func (g *Gateway) routes() {
+	g.mux = http.NewServeMux()
+	for path, kind := range map[string]string{
+		"/v1/chat/completions": "chat",
+		"/v1/completions":      "completion",
+		"/v1/embeddings":       "embedding",
+	} {
+		g.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { g.infer(w, r, path, kind) })
+		g.mux.HandleFunc(path, g.wrongMethod("POST"))
+	}
+	g.mux.HandleFunc("GET /v1/models", g.serveModels)
+	g.mux.HandleFunc("/v1/models", g.wrongMethod("GET"))
+	g.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
+		if g.draining.Load() {
+			g.refuseEarly(w, &refusal{reason: reason.Draining})
+			return
+		}
+		w.WriteHeader(http.StatusOK)
+	})
+	g.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		g.refuseEarly(w, &refusal{reason: reason.NotFound, detail: fmt.Sprintf("There is no %s here. Try /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/models.", cut(r.URL.Path))})
+	})
+}
+
+func (g *Gateway) wrongMethod(allowed string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Allow", allowed)
+		g.refuseEarly(w, &refusal{reason: reason.NotFound, detail: fmt.Sprintf("%s wants %s.", r.URL.Path, allowed)})
+	}
+}
+
+// refuseEarly refuses a call that is no request for a model.
+func (g *Gateway) refuseEarly(w http.ResponseWriter, f *refusal) {
+	status := g.cfg.write(w, f)
+	g.metrics.refused(status, f.reason)
+}
+
+// Handler serves clients without a listener of its own, for tests and embedding.
+func (g *Gateway) Handler() http.Handler { return g.mux }
+
+// Ready reports whether new requests are taken, and why not. Any goroutine may
+// call it.
+func (g *Gateway) Ready() (ready bool, why string) {
+	switch {
+	case g.draining.Load():
+		return false, reason.Draining.String()
+	case !g.serving.Load():
+		return false, reason.Starting.String()
+	default:
+		return true, ""
+	}
+}
+
+// Serve answers HTTP/1.1 and HTTP/2 (also without TLS) on l until ctx ends. Then
+// it drains: new requests get 503 while the open ones finish, at most Config.Grace;
+// what is left gets an error as its outcome and is cancelled. It returns when no
+// request is left.
+func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
+	closeMailbox, err := g.mailbox()
+	if err != nil {
+		return fmt.Errorf("gateway: open mailbox: %w", err)
+	}
+	defer closeMailbox()
+	base, cut := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cut(nil)
+	server := &http.Server{
+		Handler:           g.mux,
+		ReadHeaderTimeout: headerWait,
+		IdleTimeout:       idleWait,
+		MaxHeaderBytes:    maxHeaders,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ErrorLog:          slog.NewLogLogger(g.deps.Log.Handler(), slog.LevelDebug),
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		Protocols:         new(http.Protocols),
+	}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetHTTP2(true)
+	server.Protocols.SetUnencryptedHTTP2(true)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	g.serving.Store(true)
+	defer g.serving.Store(false)
+	g.deps.Log.Info("gateway listens", "address", l.Addr().String())
+	select {
+	case err = <-served: // the listener broke
+		g.drain(cut, server)
+		return errors.Join(fmt.Errorf("gateway: serve: %w", err), server.Close())
+	case <-ctx.Done():
+	}
+	g.drain(cut, server)
+	closing, done := context.WithTimeout(base, closingWait)
+	defer done()
+	if err = server.Shutdown(closing); err != nil {
+		err = server.Close()
+	}
+	<-served
+	return err
+}
+
+// drain returns when no request is open: by themselves within the grace, else cut;
+// a client that does not read its end loses its connection.
+func (g *Gateway) drain(cut context.CancelCauseFunc, server *http.Server) {
+	g.draining.Store(true)
+	g.deps.Log.Info("gateway drains", "open", g.open.Load(), "grace", g.cfg.Grace)
+	grace := time.NewTimer(g.cfg.Grace)
+	defer grace.Stop()
+	for g.open.Load() > 0 {
+		select {
+		case <-g.empty:
+		case <-grace.C:
+			g.deps.Log.Warn("gateway cuts open requests", "open", g.open.Load())
+			cut(errCut)
+			stuck := time.AfterFunc(closingWait, func() { _ = server.Close() })
+			defer stuck.Stop()
+		}
+	}
+}

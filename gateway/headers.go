@@ -1,0 +1,125 @@
+package gateway
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	maxLabel   = 128 // bytes of a client's x-request-id
+	sdkPart    = 0.8 // part of an SDK's own timeout that may be spent waiting for a start
+	leastStart = 250 * time.Millisecond
+)
+
+// limits are the times one request must meet.
+type limits struct {
+	deadline      time.Duration // from arrival to start
+	deadlineNamed bool          // by x-penstock-start-timeout-ms
+	ttft          time.Duration
+	ttftNamed     bool
+	tpot          time.Duration
+}
+
+// parseLimits reads the headers that name times. A bad value is a fault that names
+// the header, the value and the fix: a typo must not turn into a default silently.
+func parseLimits(h http.Header, cfg *Config) (limits, *fault) {
+	l := limits{deadline: cfg.Deadline, ttft: cfg.SLOTTFT, tpot: cfg.SLOTPOT}
+	own := []struct {
+		header string
+		most   time.Duration
+		into   *time.Duration
+		named  *bool
+	}{
+		{"X-Penstock-Start-Timeout-Ms", cfg.MaxDeadline, &l.deadline, &l.deadlineNamed},
+		{"X-Slo-Ttft-Ms", cfg.MaxDeadline, &l.ttft, &l.ttftNamed},
+		{"X-Slo-Tpot-Ms", time.Minute, &l.tpot, new(bool)},
+	}
+	for _, o := range own {
+		value := h.Get(o.header)
+		if value == "" {
+			continue
+		}
+		ms, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if most := float64(o.most.Milliseconds()); err != nil || !(ms >= 1 && ms <= most) {
+			return l, faultf("", "The header %s is %q. Send milliseconds from 1 to %.0f.", strings.ToLower(o.header), cut(value), most)
+		}
+		*o.into, *o.named = time.Duration(ms*float64(time.Millisecond)), true
+	}
+	// What an SDK or proxy says about its own patience may only shorten the wait.
+	for _, header := range []string{"X-Request-Timeout", "X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
+		value := h.Get(header)
+		if value == "" {
+			continue
+		}
+		patience, ok := parseTimeout(strings.TrimSpace(value))
+		if !ok {
+			return l, faultf("", "The header %s is %q. Send seconds (\"6\"), or a number with a unit (\"6s\", \"6000ms\").", strings.ToLower(header), cut(value))
+		}
+		if patience > 0 { // one SDK rounds a timeout under 1 s down to 0
+			l.deadline = min(l.deadline, max(time.Duration(sdkPart*float64(patience)), time.Millisecond))
+		}
+	}
+	return l, nil
+}
+
+// parseTimeout reads "6", "6.5" (seconds), "6s" or "6000ms". Anything above a year
+// is cut to it, since such a value only means "no limit".
+func parseTimeout(s string) (time.Duration, bool) {
+	unit := float64(time.Second)
+	if number, ok := strings.CutSuffix(s, "ms"); ok {
+		s, unit = number, float64(time.Millisecond)
+	} else {
+		s = strings.TrimSuffix(s, "s")
+	}
+	n, err := strconv.ParseFloat(s, 64)
+	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) || n < 0 {
+		return 0, false
+	}
+	return time.Duration(min(n*unit, float64(365*24*time.Hour))), true
+}
+
+// door is the longest predicted wait that is worth a place in the queue: what the
+// first token's limit leaves after the engine's own time to first token. A client
+// that names a start timeout is willing to wait that long.
+func (l *limits) door(firstToken time.Duration) time.Duration {
+	if l.deadlineNamed {
+		return l.deadline
+	}
+	return min(max(l.ttft-firstToken, leastStart), l.deadline)
+}
+
+// label makes a client's x-request-id safe to echo and log: visible ASCII without
+// quotes, at most maxLabel bytes. Empty where nothing is left.
+func label(id string) string {
+	id = id[:min(len(id), maxLabel)]
+	safe := func(r rune) bool { return r > ' ' && r < 0x7f && r != '"' && r != '\\' }
+	if strings.IndexFunc(id, func(r rune) bool { return !safe(r) }) < 0 {
+		return id
+	}
+	return strings.Map(func(r rune) rune {
+		if safe(r) {
+			return r
+		}
+		return -1
+	}, id)
+}
+
+// traceparent returns a W3C version 00 trace context, or "" for anything else.
+func traceparent(s string) string {
+	if len(s) != 55 || s[:3] != "00-" || s[35] != '-' || s[52] != '-' {
+		return ""
+	}
+	for i := 3; i < len(s); i++ {
+		hex := s[i] >= '0' && s[i] <= '9' || s[i] >= 'a' && s[i] <= 'f'
+		if !hex && i != 35 && i != 52 {
+			return ""
+		}
+	}
+	return s
+}
+
+// cut shortens a client's value for an error text.
+func cut(s string) string { return s[:min(len(s), 40)] }

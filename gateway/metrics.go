@@ -1,0 +1,143 @@
+package gateway
+
+import (
+	"strconv"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"penstock/reason"
+	"penstock/registry"
+)
+
+// outcome is the metric label for how a request ended; the reason is in the log.
+type outcome string
+
+const (
+	succeeded outcome = "ok"
+	rejected  outcome = "rejected" // the request itself is wrong: 4xx, by us or the engine
+	refused   outcome = "refused"  // 429 or 503 before it was queued
+	expired   outcome = "expired"  // its start deadline passed
+	failed    outcome = "failed"   // engines, lanes or records failed it
+	aborted   outcome = "aborted"  // the client went away or did not read
+)
+
+// Outcomes of an abort: whether the cancel reached the record.
+const (
+	abortCanceled = "canceled"
+	abortOver     = "over"  // the request had ended meanwhile
+	abortError    = "error" // the record store did not answer
+)
+
+// maxModels bounds the model label; a fleet with more shows the rest as "other".
+const maxModels = 100
+
+type metrics struct {
+	requests *prometheus.CounterVec
+	queued   prometheus.Histogram
+	ttft     prometheus.Histogram
+	tpot     prometheus.Histogram
+	service  *prometheus.HistogramVec
+	refusals *prometheus.CounterVec
+	aborts   *prometheus.CounterVec
+	open     prometheus.Gauge
+
+	mu     sync.Mutex
+	models map[string]*modelMetrics // guarded by mu; at most maxModels and "other"
+}
+
+// modelMetrics are the children of one model, resolved once.
+type modelMetrics struct {
+	requests map[outcome]prometheus.Counter // never written after it is made
+	service  prometheus.Observer
+}
+
+func newMetrics(reg prometheus.Registerer, cfg *Config) (*metrics, error) {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_requests_total", Help: "Finished requests by outcome."}, []string{"tier", "model", "outcome"}),
+		queued:   prometheus.NewHistogram(prometheus.HistogramOpts{Name: "penstock_queue_seconds", Help: "From the request's arrival to its start on an engine.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 18)}),
+		ttft:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "penstock_ttft_seconds", Help: "From a stream's arrival to its first event.", Buckets: prometheus.ExponentialBuckets(0.005, 2, 15)}),
+		tpot:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "penstock_tpot_seconds", Help: "Mean time between tokens of a stream, after its first.", Buckets: prometheus.ExponentialBuckets(0.002, 1.6, 14)}),
+		service:  prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "penstock_service_seconds", Help: "From the start on an engine to the end of the answer.", Buckets: prometheus.ExponentialBuckets(0.05, 2, 14)}, []string{"tier", "model"}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_refusals_total", Help: "Requests that ended without an answer, by status and reason."}, []string{"status", "reason"}),
+		aborts:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_aborts_total", Help: "Requests whose client went away, by how far they were and what the cancel found."}, []string{"stage", "outcome"}),
+		open:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_open_requests", Help: "Requests a client waits for now."}),
+		models:   map[string]*modelMetrics{},
+	}
+	for why := range rules {
+		r := cfg.rule(&refusal{reason: why})
+		m.refusals.WithLabelValues(strconv.Itoa(r.status), why.String())
+	}
+	for _, stage := range []registry.State{registry.Queued, registry.Running, registry.Streaming} {
+		for _, found := range []string{abortCanceled, abortOver, abortError} {
+			m.aborts.WithLabelValues(stageName(stage), found)
+		}
+	}
+	m.model(otherModel)
+	for _, c := range []prometheus.Collector{m.requests, m.queued, m.ttft, m.tpot, m.service, m.refusals, m.aborts, m.open} {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// otherModel stands for models no engine is known for.
+const otherModel = "other"
+
+// defaultTier is the only tier until tiers are configured.
+const defaultTier = "default"
+
+// model returns the children for a model the directory knows; callers pass
+// otherModel for any other name, which a client may have made up.
+func (m *metrics) model(name string) *modelMetrics {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if mm := m.models[name]; mm != nil {
+		return mm
+	}
+	if len(m.models) > maxModels {
+		return m.models[otherModel]
+	}
+	mm := &modelMetrics{requests: map[outcome]prometheus.Counter{}, service: m.service.WithLabelValues(defaultTier, name)}
+	for _, o := range []outcome{succeeded, rejected, refused, expired, failed, aborted} {
+		mm.requests[o] = m.requests.WithLabelValues(defaultTier, name, string(o))
+	}
+	m.models[name] = mm
+	return mm
+}
+
+// refused counts a request that ended without an answer.
+func (m *metrics) refused(status int, why reason.Reason) {
+	m.refusals.WithLabelValues(strconv.Itoa(status), why.String()).Inc()
+}
+
+// stageName is the label for how far an aborted request was.
+func stageName(s registry.State) string {
+	switch s {
+	case registry.Streaming, registry.Finished:
+		return "streaming"
+	case registry.Running:
+		return "running"
+	default:
+		return "queued"
+	}
+}
+
+// outcomeOf sorts a refusal's reason into an outcome.
+func outcomeOf(why reason.Reason) outcome {
+	switch why {
+	case reason.Finished:
+		return succeeded
+	case reason.BadRequest, reason.TooLarge, reason.EngineRefused, reason.NoKey, reason.Forbidden, reason.UnknownModel, reason.NotFound, reason.BodyTooLarge:
+		return rejected
+	case reason.RateLimited, reason.BudgetSpent, reason.Overloaded, reason.LaneFull, reason.NoEngine, reason.Draining, reason.Starting:
+		return refused
+	case reason.DeadlinePassed:
+		return expired
+	case reason.ClientGone, reason.ClientSlow, reason.Aborted:
+		return aborted
+	default:
+		return failed
+	}
+}

@@ -1,0 +1,197 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"penstock/fleet"
+	"penstock/reason"
+	"penstock/registry"
+)
+
+const (
+	directoryAge  = time.Second            // a reading this fresh is used as it is
+	directoryMiss = 100 * time.Millisecond // age from which a model not found is looked for again
+	directoryOld  = 30 * time.Second       // a reading is used this long while the store is away
+	directoryWait = 2 * time.Second        // longest one reading may take
+	engineGone    = 10 * time.Second       // an entry not renewed this long is no live engine
+	keepRate      = 30 * time.Second       // the last drain rate is used this long without fresh rows
+)
+
+// directory caches the engine directory and remembers the drain rates, so that a
+// request normally costs no call.
+type directory struct {
+	from registry.Directory
+	rows func() []fleet.Row
+
+	last    atomic.Pointer[reading]
+	reading sync.Mutex // held while one request reads for all
+
+	mu    sync.Mutex
+	rates map[string]rate // guarded by mu; by model, only models an engine reported
+}
+
+type reading struct {
+	at      time.Time
+	engines []registry.Engine
+}
+
+type rate struct {
+	at         time.Time
+	tokens     float64 // per second
+	firstToken time.Duration
+}
+
+// engines returns the directory, at most maxAge old where the store answers.
+func (d *directory) engines(ctx context.Context, maxAge time.Duration) ([]registry.Engine, error) {
+	last := d.last.Load()
+	if last != nil && time.Since(last.at) <= maxAge {
+		return last.engines, nil
+	}
+	if last != nil && time.Since(last.at) <= directoryOld {
+		if !d.reading.TryLock() {
+			return last.engines, nil // somebody reads already
+		}
+	} else {
+		d.reading.Lock()
+	}
+	defer d.reading.Unlock()
+	if last = d.last.Load(); last != nil && time.Since(last.at) <= maxAge {
+		return last.engines, nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), directoryWait) // it is for others too
+	defer cancel()
+	engines, err := d.from.Engines(ctx)
+	if err != nil {
+		if last != nil && time.Since(last.at) <= directoryOld {
+			return last.engines, nil
+		}
+		return nil, err
+	}
+	d.last.Store(&reading{at: time.Now(), engines: engines})
+	return engines, nil
+}
+
+// known returns the engines that serve model, live or lately seen.
+func (d *directory) known(ctx context.Context, model string) ([]registry.Engine, error) {
+	for _, age := range []time.Duration{directoryAge, directoryMiss} {
+		engines, err := d.engines(ctx, age)
+		if err != nil {
+			return nil, err
+		}
+		var found []registry.Engine
+		for i := range engines {
+			if slices.Contains(engines[i].Models, model) {
+				found = append(found, engines[i])
+			}
+		}
+		if len(found) > 0 {
+			return found, nil
+		}
+	}
+	return nil, nil
+}
+
+// drain is how fast the live engines of model take work, and the shortest time
+// from start to first token. Without fresh rows the directory still says who
+// lives, and the last rate holds for keepRate.
+func (d *directory) drain(model string, known []registry.Engine, now time.Time) (registry.Drain, time.Duration) {
+	var rows []fleet.Row
+	if d.rows != nil {
+		rows = d.rows()
+	}
+	engines, tokens, firstToken := fleet.Drain(rows, model, now)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	last, ok := d.rates[model]
+	if ok = ok && now.Sub(last.at) <= keepRate; engines > 0 {
+		if tokens > 0 {
+			d.rates[model] = rate{at: now, tokens: tokens, firstToken: firstToken}
+		} else if ok {
+			tokens = last.tokens
+		}
+		return registry.Drain{Engines: engines, Rate: tokens}, firstToken
+	}
+	for i := range known {
+		if live(&known[i], now) {
+			engines++
+		}
+	}
+	if ok && engines > 0 {
+		return registry.Drain{Engines: engines, Rate: last.tokens}, last.firstToken
+	}
+	return registry.Drain{Engines: engines}, 0
+}
+
+func live(e *registry.Engine, now time.Time) bool {
+	return (e.State == reason.OK || e.State == reason.Stale) && now.Sub(e.Seen) <= engineGone
+}
+
+// noEngine words why none of the engines that are known for a model takes work.
+func noEngine(model string, known []registry.Engine, now time.Time) refusal {
+	f := refusal{reason: reason.NoEngine, model: model}
+	if len(known) == 0 {
+		return f
+	}
+	newest := slices.MaxFunc(known, func(a, b registry.Engine) int { return a.Seen.Compare(b.Seen) })
+	age := now.Sub(newest.Seen)
+	switch {
+	case age > engineGone:
+		f.detail = fmt.Sprintf("No engine for model '%s' is reachable (%d known, last seen %s ago).", model, len(known), seconds(age))
+	case newest.State != reason.OK && newest.State != reason.Stale:
+		f.detail = fmt.Sprintf("No engine for model '%s' takes work now (%d known, %s).", model, len(known), newest.State)
+	}
+	return f
+}
+
+// serveModels answers GET /v1/models: every model with an engine that is not gone,
+// once, with the smallest context any of its engines has.
+func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
+	if _, ok := g.cfg.tenantOf(r.Header.Get("Authorization")); !ok {
+		g.refuseEarly(w, &refusal{reason: reason.NoKey})
+		return
+	}
+	engines, err := g.directory.engines(r.Context(), directoryAge)
+	if err != nil {
+		g.deps.Log.Warn("engine directory unreadable", "error", err)
+		g.refuseEarly(w, &refusal{reason: reason.RecordStoreAway})
+		return
+	}
+	type model struct {
+		ID          string `json:"id"`
+		Object      string `json:"object"`
+		Created     int64  `json:"created"`
+		OwnedBy     string `json:"owned_by"`
+		MaxModelLen int    `json:"max_model_len,omitempty"`
+	}
+	list := struct {
+		Object string  `json:"object"`
+		Data   []model `json:"data"`
+	}{"list", []model{}}
+	now := time.Now()
+	for i := range engines {
+		if now.Sub(engines[i].Seen) > engineGone {
+			continue
+		}
+		for _, id := range engines[i].Models {
+			length := engines[i].MaxModelLen
+			at := slices.IndexFunc(list.Data, func(m model) bool { return m.ID == id })
+			if at < 0 {
+				list.Data = append(list.Data, model{ID: id, Object: "model", Created: g.started.Unix(), OwnedBy: "penstock", MaxModelLen: length})
+			} else if have := &list.Data[at].MaxModelLen; *have == 0 || length > 0 && length < *have {
+				*have = length
+			}
+		}
+	}
+	slices.SortFunc(list.Data, func(a, b model) int { return cmp.Compare(a.ID, b.ID) })
+	body, _ := json.Marshal(list) // plain values: cannot fail
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(body)
+}

@@ -1,0 +1,328 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/response"
+)
+
+const (
+	statusClientGone = 499              // logged only: nobody is there to read it
+	askAgain         = time.Second      // between cancels at the start deadline while the records are away
+	heartbeat        = 15 * time.Second // how often a running attempt is heard of at the least
+	lastEvent        = 5 * time.Second  // how long the end of a finished request may be on its way
+	streamType       = "text/event-stream; charset=utf-8"
+)
+
+var (
+	ping     = []byte(": ping\n\n") // a comment; never "id:", which makes one SDK read a ping as an event
+	doneMark = []byte("data: [DONE]\n\n")
+)
+
+// relay is the state of an answer on its way to the client.
+type relay struct {
+	askAt   time.Time // when to ask the record whether it started; until then no start is needed
+	started bool      // an event was seen, or the record says it runs
+	heard   time.Time // last event
+	sent    bool      // status and headers are out
+	wrote   time.Time // last byte written
+	done    bool      // [DONE] is out
+	spare   []byte    // the next buffer for the waiter
+	guard   *time.Timer
+
+	node          string
+	tries         int
+	inQueue       time.Duration
+	first, latest time.Time // bytes of the answer
+	chunks        int
+}
+
+// run relays until the request has its outcome.
+func (x *exchange) run() {
+	v := &x.relay
+	v.askAt, v.heard, v.wrote = x.arrived.Add(x.limits.deadline), x.arrived, x.arrived
+	v.spare = getBuffer()
+	v.guard = time.AfterFunc(time.Hour, x.waiter.timedOut)
+	v.guard.Stop()
+	armed := x.due()
+	wake := time.NewTimer(time.Until(armed))
+	defer func() {
+		wake.Stop()
+		v.guard.Stop()
+		putBuffer(v.spare)
+	}()
+	for over := false; !over; {
+		select {
+		case <-x.waiter.signal:
+			// Events mostly push the timers out; then the timer fires early and is
+			// set again, which is cheaper than setting it per token.
+			over = x.deliver()
+			if at := x.due(); at.Before(armed) {
+				armed = at
+				wake.Reset(time.Until(armed))
+			}
+		case <-wake.C:
+			over = x.tick(time.Now())
+			armed = x.due()
+			wake.Reset(time.Until(armed))
+		case <-x.r.Context().Done():
+			over = true
+			x.abandon()
+		}
+	}
+}
+
+// deliver passes on what has come.
+func (x *exchange) deliver() (over bool) {
+	v := &x.relay
+	b := x.waiter.take(v.spare)
+	v.spare = nil
+	defer func() { v.spare = b.buf[:0] }()
+	now := time.Now()
+	if b.alive {
+		v.started, v.heard = true, now
+	}
+	if b.first {
+		v.node, v.tries, v.inQueue = b.node, b.tries, b.queued
+	}
+	if len(b.buf) > 0 && b.fate != slow {
+		if v.first.IsZero() {
+			v.first = now
+		}
+		v.latest = now
+		v.chunks += b.chunks
+		if !x.stream(b.buf) {
+			x.abandon()
+			return true
+		}
+		v.done = bytes.HasSuffix(b.buf, doneMark)
+	}
+	switch b.fate {
+	case ended:
+		x.end(&b.end)
+	case lost:
+		_, _ = x.cancel(false) // logged there; the silence of the engine's side ends it anyway
+		x.fail(&refusal{reason: reason.UpstreamLost})
+	case slow:
+		x.abandon()
+	}
+	return b.fate != open
+}
+
+// end gives the client what the terminal event says.
+func (x *exchange) end(e *response.Event) {
+	switch {
+	case e.Kind == response.Done && !x.request.stream:
+		x.answer(e)
+		x.finish(http.StatusOK, reason.Finished, e.Usage)
+	case e.Kind == response.Done && !x.relay.done:
+		x.failWith(&refusal{reason: reason.UpstreamLost}, e.Usage)
+	case e.Kind == response.Done:
+		x.finish(http.StatusOK, reason.Finished, e.Usage)
+	case e.Reason == reason.EngineRefused && e.Status >= 400 && e.Status < 500 && len(e.Payload) > 0:
+		x.passOn(e)
+	default:
+		f := &refusal{reason: e.Reason}
+		if f.reason == reason.None || f.reason == reason.OK {
+			f.reason = reason.EngineDown
+		}
+		switch f.reason {
+		case reason.DeadlinePassed:
+			f.wait, f.noRetry = x.limits.deadline, x.limits.deadlineNamed
+		case reason.Stalled:
+			f.wait = x.g.cfg.SilenceLimit
+		}
+		x.failWith(f, e.Usage)
+	}
+}
+
+// answer writes a plain answer, whole.
+func (x *exchange) answer(e *response.Event) {
+	h := x.w.Header()
+	h["Content-Type"] = []string{"application/json"}
+	h["Content-Length"] = []string{strconv.Itoa(len(e.Payload))}
+	x.meta(h)
+	x.relay.first, x.relay.latest = time.Now(), time.Now()
+	x.relay.guard.Reset(x.g.cfg.WriteLimit)
+	if e.Status > 0 {
+		x.w.WriteHeader(e.Status)
+	}
+	_, _ = x.w.Write(e.Payload) // the answer is complete: a client that is gone changes nothing
+	x.relay.guard.Stop()
+}
+
+// passOn gives the client the engine's own refusal, as it is where the status is
+// not out yet.
+func (x *exchange) passOn(e *response.Event) {
+	if !x.relay.sent {
+		x.w.Header().Set("X-Penstock-Reason", reason.EngineRefused.String())
+		x.answer(e)
+	} else if line := new(bytes.Buffer); json.Compact(line, e.Payload) == nil {
+		x.stream(errorFrame(line.Bytes()))
+	} else {
+		x.stream(x.g.cfg.errorEvent(&refusal{reason: reason.EngineRefused}))
+	}
+	x.finish(e.Status, reason.EngineRefused, e.Usage)
+}
+
+// meta sets the headers that say how the answer came about.
+func (x *exchange) meta(h http.Header) {
+	v := &x.relay
+	if v.node != "" {
+		h["X-Penstock-Node"] = []string{v.node}
+	}
+	if v.tries > 0 {
+		h["X-Penstock-Attempts"] = []string{strconv.Itoa(v.tries)}
+		h["X-Penstock-Queue-Ms"] = []string{strconv.FormatInt(v.inQueue.Milliseconds(), 10)}
+	}
+}
+
+// stream writes b to the client at once, the status first where it is not out
+// yet. False: the client is gone or does not read.
+func (x *exchange) stream(b []byte) bool {
+	v := &x.relay
+	if !v.sent {
+		v.sent = true
+		h := x.w.Header()
+		h["Content-Type"] = []string{streamType}
+		h["Cache-Control"] = []string{"no-cache"}
+		h["X-Accel-Buffering"] = []string{"no"}
+		x.meta(h)
+		x.w.WriteHeader(http.StatusOK)
+	}
+	v.guard.Reset(x.g.cfg.WriteLimit)
+	_, err := x.w.Write(b)
+	if err == nil {
+		err = x.rc.Flush()
+	}
+	v.guard.Stop()
+	v.wrote = time.Now()
+	return err == nil
+}
+
+// unhang makes a write that hangs return. Called with the waiter's lock held, by
+// any goroutine, never after the handler has returned.
+func (x *exchange) unhang() { _ = x.rc.SetWriteDeadline(time.Unix(1, 0)) }
+
+// due is when the next timer runs out.
+func (x *exchange) due() time.Time {
+	v, cfg := &x.relay, &x.g.cfg
+	at := v.heard.Add(cfg.SilenceLimit)
+	if !v.started {
+		at = v.askAt
+	}
+	if x.request.stream && !v.sent {
+		at = earlier(at, x.arrived.Add(cfg.HoldHeaders))
+	}
+	if v.sent && cfg.PingEvery > 0 {
+		at = earlier(at, v.wrote.Add(cfg.PingEvery))
+	}
+	return at
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// tick does what the timers ask for.
+func (x *exchange) tick(now time.Time) (over bool) {
+	v, cfg := &x.relay, &x.g.cfg
+	switch {
+	case !v.started && !now.Before(v.askAt):
+		if x.expire(now) {
+			return true
+		}
+	case v.started && now.Sub(v.heard) >= cfg.SilenceLimit:
+		_, _ = x.cancel(false) // logged there
+		x.fail(&refusal{reason: reason.Stalled, wait: cfg.SilenceLimit})
+		return true
+	}
+	ok := true
+	if x.request.stream && !v.sent && now.Sub(x.arrived) >= cfg.HoldHeaders {
+		ok = x.stream(nil)
+	} else if v.sent && cfg.PingEvery > 0 && now.Sub(v.wrote) >= cfg.PingEvery {
+		ok = x.stream(ping)
+	}
+	if !ok {
+		x.abandon()
+	}
+	return !ok
+}
+
+// expire handles the start deadline: a request that still waits will not run, one
+// that runs goes on.
+func (x *exchange) expire(now time.Time) (over bool) {
+	v := &x.relay
+	c, err := x.cancel(true)
+	switch {
+	case err != nil && now.Sub(x.arrived) < x.limits.deadline+heartbeat:
+		v.askAt = now.Add(askAgain) // it may run; then it is heard of before long
+		return false
+	case err != nil, c.State == registry.Queued, c.State == registry.Unknown:
+		x.fail(&refusal{reason: reason.DeadlinePassed, wait: x.limits.deadline, noRetry: x.limits.deadlineNamed})
+		return true
+	}
+	v.started, v.heard = true, now
+	if c.State == registry.Finished {
+		v.heard = now.Add(lastEvent - x.g.cfg.SilenceLimit)
+	}
+	return false
+}
+
+// fail ends a request that gets no answer, or no more of it.
+func (x *exchange) fail(f *refusal) { x.failWith(f, response.Usage{}) }
+
+func (x *exchange) failWith(f *refusal, used response.Usage) {
+	f.model = x.request.model
+	var status int
+	switch {
+	case !x.relay.sent:
+		x.meta(x.w.Header())
+		status = x.g.cfg.write(x.w, f)
+	case !x.relay.done: // a client has one [DONE], and reads nothing after it
+		x.stream(x.g.cfg.errorEvent(f))
+		fallthrough
+	default:
+		status = x.g.cfg.rule(f).status
+	}
+	x.finish(status, f.reason, used)
+}
+
+// abandon ends a request whose client is gone or does not read, or that a drain
+// cuts.
+func (x *exchange) abandon() {
+	c, err := x.cancel(false)
+	slow := x.waiter.wasCut()
+	if !slow && context.Cause(x.r.Context()) == errCut {
+		x.fail(&refusal{reason: reason.Draining})
+		return
+	}
+	stage, found := c.State, abortCanceled
+	switch {
+	case err != nil:
+		found = abortError
+		if stage = registry.Queued; x.relay.sent {
+			stage = registry.Streaming
+		} else if x.relay.started {
+			stage = registry.Running
+		}
+	case c.State == registry.Finished:
+		found = abortOver
+	}
+	x.g.metrics.aborts.WithLabelValues(stageName(stage), found).Inc()
+	why := reason.ClientGone
+	if slow {
+		why = reason.ClientSlow
+	}
+	x.finish(statusClientGone, why, response.Usage{})
+}

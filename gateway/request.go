@@ -1,0 +1,278 @@
+package gateway
+
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"github.com/tidwall/gjson"
+)
+
+const (
+	maxDepth     = 256     // nesting of a body; the JSON reader is recursive, so this bounds its stack
+	maxModelName = 256     // bytes
+	maxSequences = 1 << 14 // n x prompts; the engine's own limit is far below
+	maxTokens    = 1 << 24 // any larger max_tokens means "no limit"
+)
+
+// request is what the gateway reads out of a body. Everything else in it is the
+// engine's business and is passed on byte for byte.
+type request struct {
+	path      string
+	kind      string // lane.Key.Type
+	body      []byte
+	model     string
+	stream    bool
+	maxTokens int // 0 = not limited
+	sequences int // prompts x max(n, best_of), >= 1
+	textBytes int // UTF-8 bytes of prompt text, all prompts
+	images    int
+	tokenIDs  int // prompt tokens given as numbers: exact
+}
+
+// routing are the top-level keys the gateway acts on. A second one, in any case,
+// could make gateway and engine read different requests: JSON parsers disagree
+// on which of two wins, and some match names in any case.
+var routing = []string{"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "best_of", "prompt", "messages", "input"}
+
+// fault is why a request cannot be understood.
+type fault struct{ param, message string }
+
+func faultf(param, format string, args ...any) *fault {
+	return &fault{param: param, message: fmt.Sprintf(format, args...)}
+}
+
+// parse reads body, which must not change afterwards: the strings of the result
+// point into it, but for model.
+func parse(path, kind string, body []byte) (request, *fault) {
+	p := request{path: path, kind: kind, body: body}
+	text := unsafe.String(unsafe.SliceData(body), len(body)) // saves a copy of up to 32 MiB
+	if depth(text) > maxDepth {
+		return p, faultf("", "The body nests deeper than %d levels.", maxDepth)
+	}
+	if !gjson.Valid(text) {
+		return p, faultf("", "The body is not valid JSON.")
+	}
+	root := gjson.Parse(text)
+	if !root.IsObject() {
+		return p, faultf("", "The body must be a JSON object.")
+	}
+	var fields [10]gjson.Result // by position in routing
+	var seen [10]bool
+	tools := 0
+	var bad *fault
+	root.ForEach(func(key, value gjson.Result) bool {
+		name := key.String()
+		for i, want := range routing {
+			if !strings.EqualFold(name, want) {
+				continue
+			}
+			if seen[i] {
+				bad = faultf(want, "The key '%s' appears twice (names are compared in any case). Send it once.", want)
+				return false
+			}
+			if seen[i] = true; name == want && value.Type != gjson.Null {
+				fields[i] = value
+			}
+		}
+		if name == "tools" || name == "functions" {
+			tools += len(value.Raw)
+		}
+		return true
+	})
+	if bad != nil {
+		return p, bad
+	}
+	p.textBytes = tools
+	if bad = p.scalars(&fields); bad != nil {
+		return p, bad
+	}
+	prompts := p.prompt(fields[7], fields[8], fields[9])
+	p.sequences = min(p.sequences*max(prompts, 1), maxSequences)
+	return p, nil
+}
+
+// scalars reads the plain fields. Engines coerce some wrong types ("true", 1), so
+// a wrong type is refused here: guessing would let the two read differently.
+func (p *request) scalars(fields *[10]gjson.Result) *fault {
+	model, stream := fields[0], fields[1]
+	if model.Type != gjson.String || model.Str == "" {
+		return faultf("model", "The body needs \"model\", a non-empty string.")
+	}
+	if len(model.Str) > maxModelName {
+		return faultf("model", "\"model\" is longer than %d bytes.", maxModelName)
+	}
+	p.model = strings.Clone(model.Str)
+	switch stream.Type {
+	case gjson.True:
+		p.stream = p.kind != "embedding"
+	case gjson.False, gjson.Null:
+	default:
+		return faultf("stream", "\"stream\" must be true or false.")
+	}
+	var number [4]int // max_tokens, max_completion_tokens, n, best_of
+	for i := range number {
+		field := fields[3+i]
+		if field.Type != gjson.Number && field.Exists() {
+			return faultf(routing[3+i], "\"%s\" must be a number.", routing[3+i])
+		}
+		if field.Num >= 1 && field.Num < maxTokens {
+			number[i] = int(field.Num)
+		} else if i >= 2 && field.Num >= maxTokens {
+			number[i] = maxSequences
+		}
+	}
+	if p.maxTokens = number[1]; p.maxTokens == 0 {
+		p.maxTokens = number[0]
+	}
+	p.sequences = min(max(number[2], number[3], 1), maxSequences)
+	return nil
+}
+
+// prompt measures the prompt and returns how many prompts there are.
+func (p *request) prompt(prompt, messages, input gjson.Result) (prompts int) {
+	if messages.IsArray() {
+		messages.ForEach(func(_, m gjson.Result) bool {
+			m.ForEach(func(key, value gjson.Result) bool {
+				switch key.String() {
+				case "content":
+					p.content(value)
+				case "tool_calls", "function_call", "reasoning_content":
+					p.textBytes += len(value.Raw)
+				}
+				return true
+			})
+			return true
+		})
+		return 1
+	}
+	if !prompt.Exists() {
+		prompt = input
+	}
+	switch {
+	case prompt.Type == gjson.String:
+		p.textBytes += textLen(prompt.Raw)
+		return 1
+	case prompt.IsArray():
+		return p.promptList(prompt)
+	}
+	return 1
+}
+
+// promptList measures the list forms: texts, one list of token ids, or several.
+func (p *request) promptList(list gjson.Result) (prompts int) {
+	ids := 0
+	list.ForEach(func(_, item gjson.Result) bool {
+		switch {
+		case item.Type == gjson.String:
+			prompts++
+			p.textBytes += textLen(item.Raw)
+		case item.Type == gjson.Number:
+			ids++
+		case item.IsArray():
+			prompts++
+			p.tokenIDs += strings.Count(item.Raw, ",") + 1
+		default:
+			prompts++
+			p.textBytes += len(item.Raw)
+		}
+		return true
+	})
+	if ids > 0 {
+		prompts++
+		p.tokenIDs += ids
+	}
+	return prompts
+}
+
+// content measures a message: a text, or parts of which the texts count as bytes
+// and everything else (image, audio, video) as one image, whatever its size.
+func (p *request) content(c gjson.Result) {
+	if c.Type == gjson.String {
+		p.textBytes += textLen(c.Raw)
+		return
+	}
+	if !c.IsArray() {
+		return
+	}
+	c.ForEach(func(_, part gjson.Result) bool {
+		if part.Type == gjson.String {
+			p.textBytes += textLen(part.Raw)
+			return true
+		}
+		text, other := 0, false
+		part.ForEach(func(key, value gjson.Result) bool {
+			switch k := key.String(); {
+			case k == "type":
+				other = value.Str != "text"
+			case k == "text" || k == "refusal" || k == "thinking":
+				text += textLen(value.Raw)
+			}
+			return true
+		})
+		if other && text == 0 {
+			p.images++
+		}
+		p.textBytes += text
+		return true
+	})
+}
+
+// textLen is the UTF-8 length of a JSON string without decoding it: an escape is
+// one byte, a \u escape three (what most of them take).
+func textLen(raw string) int {
+	n := max(len(raw)-2, 0)
+	for {
+		i := strings.IndexByte(raw, '\\')
+		if i < 0 || i+1 >= len(raw) {
+			return n
+		}
+		if raw[i+1] == 'u' {
+			n -= 3
+		} else {
+			n--
+		}
+		raw = raw[i+2:]
+	}
+}
+
+// depth is the deepest nesting of brackets outside strings. It reads any bytes;
+// long strings, which most of a body is, are skipped quickly.
+func depth(text string) int {
+	level, deepest := 0, 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '[', '{':
+			level++
+			deepest = max(deepest, level)
+		case ']', '}':
+			level--
+		case '"':
+			end := closingQuote(text[i+1:])
+			if end < 0 {
+				return deepest
+			}
+			i += 1 + end
+		}
+	}
+	return deepest
+}
+
+// closingQuote is the place of the first quote that no backslash escapes, or -1.
+func closingQuote(s string) int {
+	for from := 0; ; {
+		i := strings.IndexByte(s[from:], '"')
+		if i < 0 {
+			return -1
+		}
+		i += from
+		slashes := 0
+		for slashes < i && s[i-1-slashes] == '\\' {
+			slashes++
+		}
+		if slashes%2 == 0 {
+			return i
+		}
+		from = i + 1
+	}
+}
