@@ -6,7 +6,9 @@
 //
 // Contract: events of one (ID, Attempt) arrive in the order of Append, each at
 // least once, with Seq counting from 1 without holes. A reader that sees a hole
-// has lost events. Appending to a mailbox that is gone is an error the writer can
+// has lost events. The bytes of an event are the writer's again when Append returns,
+// and a mailbox's function copies what it keeps of a Payload. Exactly one terminal
+// event per attempt is the writer's duty (Writer). Appending to a mailbox that is gone is an error the writer can
 // test for (ErrGone), never a block.
 package response
 
@@ -23,6 +25,7 @@ const Version = 1
 // Kind says what an Event is.
 type Kind uint8
 
+// The kinds, in the order an attempt writes them.
 const (
 	First     Kind = iota + 1 // the first bytes of a stream, with the meta fields
 	Chunk                     // more bytes of a stream

@@ -190,6 +190,7 @@ func TestRotation(t *testing.T) {
 		expect := func(what string, want ...string) {
 			t.Helper()
 			time.Sleep(time.Second)
+			synctest.Wait()
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("%s went to (-want +got):\n%s", what, diff)
 			}
@@ -279,8 +280,11 @@ func TestSuspendedCostsNoGoroutine(t *testing.T) {
 		if now := runtime.NumGoroutine(); now > before+1 {
 			t.Errorf("%d goroutines with %d suspended lanes, %d before", now, lanes, before)
 		}
-		if len(q.asleep) != lanes {
-			t.Errorf("%d lanes asleep, want %d", len(q.asleep), lanes)
+		q.mu.Lock()
+		asleep := len(q.asleep)
+		q.mu.Unlock()
+		if asleep != lanes {
+			t.Errorf("%d lanes asleep, want %d", asleep, lanes)
 		}
 		time.Sleep(2 * time.Second)
 		wantLen(t, q, size{})
@@ -367,9 +371,8 @@ func TestStress(t *testing.T) {
 			}
 			stop()
 		}
-		for range 600 {
-			time.Sleep(time.Second)
-		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
 		if len(settled) != lanes*each {
 			t.Errorf("%d messages settled, want %d", len(settled), lanes*each)
 		}
