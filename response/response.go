@@ -6,10 +6,10 @@
 //
 // Contract: events of one (ID, Attempt) arrive in the order of Append, each at
 // least once, with Seq counting from 1 without holes. A reader that sees a hole
-// has lost events. The bytes of an event are the writer's again when Append returns,
-// and a mailbox's function copies what it keeps of a Payload. Exactly one terminal
-// event per attempt is the writer's duty (Writer). Appending to a mailbox that is gone is an error the writer can
-// test for (ErrGone), never a block.
+// has lost events. Exactly one terminal event per attempt is the writer's duty
+// (Writer). The bytes of an event are the writer's again when Append returns, and
+// a mailbox's function copies what it keeps of a Payload. Appending to a mailbox
+// that is gone is an error the writer can test for (ErrGone), never a block.
 package response
 
 import (
