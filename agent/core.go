@@ -1,0 +1,305 @@
+package agent
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"penstock/queue"
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/scheduler"
+	"penstock/vllm"
+)
+
+// distrustPause is how long a head waits after the engine failed a start: about
+// two polls, by when a good sample has shown that it lives or none has come.
+const distrustPause = 100 * time.Millisecond
+
+// core is the shell around the decision: one mutex, the scheduler's state and what
+// must change together with it. Nothing under the mutex does IO or waits.
+type core struct {
+	metrics *metrics
+
+	mu       sync.Mutex // guards all below
+	sched    *scheduler.State
+	room     room
+	health   pulse
+	runs     map[string]*run // by request id, between begin and end
+	last     scheduler.Sample
+	bad      error     // why the last scrape was bad; nil = it was good
+	models   []string  // sorted; replaced, never changed
+	longest  int       // max_model_len; 0 = not known
+	listen   []func()  // told after health changed
+	failed   time.Time // when the engine failed a start; zero once a later sample was good
+	verdicts ring
+	aborts   abortWatch
+	draining bool
+	idle     chan struct{} // closed once draining and nothing runs
+}
+
+func newCore(sched *scheduler.State, cfg *Config, m *metrics) *core {
+	return &core{
+		metrics: m,
+		sched:   sched,
+		room:    newRoom(cfg.Room, cfg.RoomPerLane),
+		runs:    make(map[string]*run),
+		idle:    make(chan struct{}),
+	}
+}
+
+// decide answers a delivered head at once, or takes it into the room: then the
+// answer comes through the head it returns. Decide and Reserve are one step.
+func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (answer, *head) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v := c.sched.Decide(now, req)
+	if v.Action == scheduler.Start && !c.failed.IsZero() {
+		v = scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.EngineDown, After: distrustPause}
+	}
+	if v.Action == scheduler.Start && len(c.room.heads) == 0 {
+		return c.note(now, m.ID, req, answer{v, c.sched.Reserve(now, req)}), nil
+	}
+	if v.Action != scheduler.Start && v.Action != scheduler.Hold {
+		return c.note(now, m.ID, req, answer{Verdict: v}), nil
+	}
+	// Capacity comes free soon, or it is free and others wait for it: Pick says who
+	// is first.
+	fits := c.room.free(m.Lane)
+	full := answer{Verdict: scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.RoomFull, After: v.After}}
+	if v.Action == scheduler.Hold && !fits {
+		return c.note(now, m.ID, req, full), nil
+	}
+	h := &head{id: m.ID, lane: m.Lane, hold: v, answer: make(chan answer, 1)}
+	c.room.add(h, req)
+	c.fill(now)
+	if i := c.room.find(h); i >= 0 && !fits {
+		c.leave(now, i, full)
+	} else if i >= 0 {
+		c.note(now, m.ID, req, answer{Verdict: scheduler.Verdict{Action: scheduler.Hold, Reason: v.Reason, After: v.After}})
+	}
+	return answer{}, h
+}
+
+// fill starts heads from the room while Pick finds one that may. Everything that
+// can free capacity calls it.
+func (c *core) fill(now time.Time) {
+	if c.draining || !c.failed.IsZero() {
+		return
+	}
+	for len(c.room.heads) > 0 {
+		i, v := c.sched.Pick(now, c.room.reqs)
+		if i < 0 || i >= len(c.room.heads) {
+			return
+		}
+		a := answer{Verdict: v}
+		if v.Action == scheduler.Start {
+			a.slot = c.sched.Reserve(now, &c.room.reqs[i])
+		}
+		c.leave(now, i, a)
+	}
+}
+
+// leave answers head i of the room.
+func (c *core) leave(now time.Time, i int, a answer) {
+	c.note(now, c.room.heads[i].id, &c.room.reqs[i], a)
+	c.room.leave(i, a)
+}
+
+// expire answers a head that waited long enough, unless it just got its answer.
+func (c *core) expire(now time.Time, h *head) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := c.room.find(h); i >= 0 {
+		c.leave(now, i, answer{Verdict: scheduler.Verdict{Action: scheduler.Suspend, Reason: h.hold.Reason, After: h.hold.After}})
+	}
+}
+
+// drop takes an aborted request's head out of the room.
+func (c *core) drop(now time.Time, id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, h := range c.room.heads {
+		if h.id == id {
+			c.leave(now, i, answer{Verdict: scheduler.Verdict{Action: scheduler.Drop, Reason: reason.Aborted}})
+			return
+		}
+	}
+}
+
+// note counts and remembers what a head was told, and returns it.
+func (c *core) note(now time.Time, id string, req *scheduler.Request, a answer) answer {
+	c.metrics.decided(a.Verdict)
+	c.verdicts.add(Decision{At: now, ID: id, Action: a.Action.String(), Reason: a.Reason.String(), After: a.After, Request: *req})
+	return a
+}
+
+// observe takes a good sample. changed: somebody must hear of it. back: the engine
+// is usable again.
+func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer) (changed, back bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.metrics.freed(c.aborts.observe(c.last, s, len(c.runs)))
+	c.last, c.bad = s, nil
+	if s.At.After(c.failed) {
+		c.failed = time.Time{}
+	}
+	c.sched.SetPeers(peers)
+	c.sched.Observe(now, s)
+	was := c.health.condition
+	changed = c.health.look(now, c.sched.Condition(now))
+	changed = c.health.sample() || changed
+	c.fill(now)
+	return changed, !usable(was) && usable(c.health.condition)
+}
+
+// look takes the passing of time and reports whether the condition changed.
+func (c *core) look(now time.Time) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed = c.health.look(now, c.sched.Condition(now))
+	if (c.health.condition == reason.Blind || c.health.condition == reason.Stuck) && now.Sub(c.health.bad) >= vllm.StallLimit {
+		for _, r := range c.runs {
+			if !r.m.Stream { // a stream has its own stall limit, and may well go on
+				r.cancel(errIdle)
+			}
+		}
+	}
+	return changed
+}
+
+// runsHere reports whether an attempt of id is between begin and end.
+func (c *core) runsHere(id string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.runs[id] != nil
+}
+
+// begin registers a run, whose slot is taken already, unless its id has one or a
+// drain came between.
+func (c *core) begin(r *run) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.draining || c.runs[r.m.ID] != nil {
+		return false
+	}
+	c.runs[r.m.ID] = r
+	return true
+}
+
+// owned marks a run as claimed, and so renewed from now on.
+func (c *core) owned(now time.Time, r *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.renewed = now
+}
+
+// end forgets a run. The last one of a drain ends the drain.
+func (c *core) end(r *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.runs, r.m.ID)
+	c.settleDrain()
+}
+
+// release gives a run's place in the ledger back, once: when the engine is done
+// with it, which is before its record is.
+func (c *core) release(now time.Time, r *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.slot == 0 {
+		return
+	}
+	c.sched.Release(now, r.slot)
+	r.slot = 0
+	c.fill(now)
+}
+
+// progress takes a run's token totals. Once per chunk: keep it short.
+func (c *core) progress(now time.Time, r *run, prompt, output int) {
+	c.mu.Lock()
+	c.sched.Progress(now, r.slot, prompt, output)
+	if !r.tokens { // its prefill is over: the next one may begin
+		r.tokens = true
+		c.fill(now)
+	}
+	c.mu.Unlock()
+}
+
+// distrust stops further starts until a sample taken after now is good: a dead
+// engine must not cost every waiting request its tries.
+func (c *core) distrust(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failed = now
+}
+
+// closed notes that a running request's connection was closed on purpose.
+func (c *core) closed(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.aborts.add(now)
+}
+
+// drain suspends every held head, lets no other start and returns how many run.
+// idle closes when the last of them has ended.
+func (c *core) drain(now time.Time) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.draining = true
+	c.sched.SetDraining(true)
+	c.health.look(now, reason.Draining)
+	for len(c.room.heads) > 0 {
+		c.leave(now, 0, answer{Verdict: scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.Draining, After: c.room.heads[0].hold.After}})
+	}
+	c.settleDrain()
+	return len(c.runs)
+}
+
+func (c *core) settleDrain() {
+	if c.draining && len(c.runs) == 0 {
+		select {
+		case <-c.idle:
+		default:
+			close(c.idle)
+		}
+	}
+}
+
+// each calls f for every run, with the mutex held: f must not block.
+func (c *core) each(f func(*run)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.runs {
+		f(r)
+	}
+}
+
+// owns lists the claimed runs for renewal.
+func (c *core) owns() []registry.Ref {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	refs := make([]registry.Ref, 0, len(c.runs))
+	for id, r := range c.runs {
+		if !r.renewed.IsZero() {
+			refs = append(refs, registry.Ref{ID: id, Attempt: r.attempt, Reply: r.m.Reply, Streaming: r.first.Load()})
+		}
+	}
+	return refs
+}
+
+// renewed takes the store's answer, asked at now: refs are owned, lost are not.
+func (c *core) renewed(now time.Time, refs, lost []registry.Ref) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ref := range refs {
+		r := c.runs[ref.ID]
+		if r == nil || r.attempt != ref.Attempt {
+			continue
+		}
+		r.renewed = now
+		if slices.ContainsFunc(lost, func(l registry.Ref) bool { return l.ID == ref.ID && l.Attempt == ref.Attempt }) {
+			r.cancel(errLost)
+		}
+	}
+}

@@ -1,0 +1,285 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"penstock/fleet"
+	"penstock/lane"
+	"penstock/queue"
+	qmemory "penstock/queue/memory"
+	"penstock/reason"
+	"penstock/registry"
+	rmemory "penstock/registry/memory"
+	"penstock/response"
+	bus "penstock/response/memory"
+	"penstock/vllm/simengine"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	patience = 10 * time.Second // for a condition that a test waits for
+	mailbox  = "gateway"
+)
+
+// vllmServer is a simulated engine that can die and come back at its address.
+type vllmServer struct {
+	t       *testing.T
+	addr    string
+	cfg     simengine.Config
+	sim     atomic.Pointer[simengine.Server]
+	metrics atomic.Bool // false: /metrics answers 500
+	delay   atomic.Int64
+	end     func()
+}
+
+func newVLLM(t *testing.T) *vllmServer {
+	cfg := simengine.DefaultConfig()
+	cfg.Model, cfg.MeanOutput = "q", 0
+	cfg.Engine.Base, cfg.Engine.PerPrefillToken, cfg.Engine.PerSeq = 2*time.Millisecond, time.Microsecond, 0
+	v := &vllmServer{t: t, cfg: cfg, end: func() {}}
+	v.metrics.Store(true)
+	return v
+}
+
+func (v *vllmServer) start() {
+	v.t.Helper()
+	sim, err := simengine.New(v.cfg)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	addr := v.addr
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.addr = l.Addr().String()
+	v.sim.Store(sim)
+	pages := sim.Handler()
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/metrics" && !v.metrics.Load() {
+			http.Error(w, "no", http.StatusInternalServerError)
+			return
+		}
+		pages.ServeHTTP(w, r)
+	})}
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	all.Go(func() { srv.Serve(l) })
+	all.Go(func() { sim.Run(ctx) })
+	v.end = sync.OnceFunc(func() {
+		srv.Close()
+		cancel()
+		all.Wait()
+	})
+}
+
+// node is an agent with everything it needs in memory, and a gateway's mailbox.
+type node struct {
+	t      *testing.T
+	vllm   *vllmServer
+	cfg    Config
+	agent  *Agent
+	queue  *qmemory.Queue
+	reg    *rmemory.Registry
+	bus    *bus.Bus
+	prom   *prometheus.Registry
+	logs   *syncBuffer
+	ids    atomic.Uint64
+	stop   func()
+	done   chan error
+	mu     sync.Mutex
+	events map[string][]response.Event
+	news   chan struct{} // closed and replaced at every event
+}
+
+// newNode wires an agent to a started engine; run starts it.
+func newNode(t *testing.T, change ...func(*Config)) *node {
+	t.Helper()
+	n := &node{t: t, vllm: newVLLM(t), bus: bus.New(), prom: prometheus.NewRegistry(), logs: &syncBuffer{}, events: map[string][]response.Event{}, news: make(chan struct{}), done: make(chan error, 1)}
+	n.vllm.start()
+	t.Cleanup(func() { n.vllm.end() })
+	n.cfg = DefaultConfig()
+	n.cfg.Node = "node-1"
+	n.cfg.SetEngine("http://" + n.vllm.addr)
+	for _, c := range change {
+		c(&n.cfg)
+	}
+	var err error
+	n.queue, err = qmemory.New(qmemory.DefaultConfig())
+	check(t, err)
+	rc := rmemory.DefaultConfig()
+	rc.Terminal = func(id, attempt string, why reason.Reason) []byte {
+		return response.Append(nil, &response.Event{ID: id, Attempt: attempt, Kind: response.Failed, Reason: why, Seq: 1})
+	}
+	n.reg, err = rmemory.New(rc, n.bus.Append, func(_, id, attempt string) { n.agent.Cancel(id, attempt) })
+	check(t, err)
+	closeBox, err := n.bus.Open(mailbox, n.take)
+	check(t, err)
+	t.Cleanup(closeBox)
+	n.agent, err = New(n.cfg, Deps{
+		Records: n.reg, Directory: n.reg, Consumer: n.queue.Consumer("node-1"), Append: n.bus.Append,
+		Peers: func() []fleet.Row { return nil }, Metrics: n.prom,
+		Log: slog.New(slog.NewTextHandler(n.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	check(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log("logs:\n" + n.logs.String())
+		}
+	})
+	return n
+}
+
+func (n *node) run() *node {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { n.done <- n.agent.Run(ctx) }()
+	n.stop = sync.OnceFunc(cancel)
+	n.t.Cleanup(func() {
+		n.stop()
+		n.agent.core.each(func(r *run) { r.cancel(errDrained) })
+		select {
+		case err := <-n.done:
+			check(n.t, err)
+		case <-time.After(patience):
+			n.t.Error("Run does not return")
+		}
+	})
+	n.until("ready", func() bool { return n.agent.Health().Ready })
+	return n
+}
+
+func (n *node) take(e response.Event) {
+	e.Payload = bytes.Clone(e.Payload)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.events[e.ID] = append(n.events[e.ID], e)
+	close(n.news)
+	n.news = make(chan struct{})
+}
+
+func (n *node) of(id string) []response.Event {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]response.Event(nil), n.events[id]...)
+}
+
+// outcome waits for the terminal event of id.
+func (n *node) outcome(id string) response.Event {
+	n.t.Helper()
+	return n.event(id, func(e response.Event) bool { return e.Kind.Terminal() })
+}
+
+func (n *node) event(id string, is func(response.Event) bool) response.Event {
+	n.t.Helper()
+	limit := time.After(patience)
+	for {
+		n.mu.Lock()
+		news := n.news
+		for _, e := range n.events[id] {
+			if is(e) {
+				n.mu.Unlock()
+				return e
+			}
+		}
+		n.mu.Unlock()
+		select {
+		case <-news:
+		case <-limit:
+			n.t.Fatalf("request %s: event did not come; got %+v", id, n.of(id))
+		}
+	}
+}
+
+func (n *node) until(what string, is func() bool) {
+	n.t.Helper()
+	limit := time.After(patience)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			n.t.Fatalf("not reached within %v: %s; state %+v", patience, what, n.agent.DebugState())
+		}
+	}
+}
+
+// message is a streamed completion of output tokens; change may alter it.
+func (n *node) message(output int, change ...func(*queue.Message)) *queue.Message {
+	m := &queue.Message{
+		Version: queue.Version, ID: hexID(n.ids.Add(1)), Lane: lane.Key{Tier: "default", Type: "completion", Model: "q", Tenant: "t"},
+		Path: "/v1/completions", Opened: time.Now(), Deadline: time.Now().Add(30 * time.Second),
+		SLOTTFT: 2 * time.Second, PromptTokens: 10, ExpectedOut: output, MaxTokens: output, Sequences: 1, Stream: true, Reply: mailbox,
+	}
+	for _, c := range change {
+		c(m)
+	}
+	m.Body = fmt.Appendf(nil, `{"model":"q","prompt":"0123456789012345678901234567890123456789","max_tokens":%d,"stream":%v}`, m.MaxTokens, m.Stream)
+	return m
+}
+
+func plain(m *queue.Message) { m.Stream = false }
+
+func tenant(name string) func(*queue.Message) {
+	return func(m *queue.Message) { m.Lane.Tenant = name }
+}
+
+// send opens m's record and publishes it, as a gateway does.
+func (n *node) send(m *queue.Message) *queue.Message {
+	n.t.Helper()
+	_, err := n.reg.Open(context.Background(), registry.Request{ID: m.ID, Lane: m.Lane, Reply: m.Reply, Deadline: m.Deadline, Tokens: m.Tokens(), Bytes: len(m.Body), Limit: time.Hour},
+		registry.Drain{Engines: 1})
+	check(n.t, err)
+	check(n.t, n.queue.Publish(context.Background(), m))
+	return m
+}
+
+func hexID(n uint64) string {
+	var b [16]byte
+	for i := range 8 {
+		b[7-i] = byte(n * 0x9e3779b97f4a7c15 >> (8 * i))
+		b[15-i] = byte(n >> (8 * i))
+	}
+	return hex.EncodeToString(b[:])
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}

@@ -1,0 +1,133 @@
+package agent
+
+import (
+	"slices"
+	"time"
+
+	"penstock/reason"
+)
+
+const (
+	// upAfter good samples in a row, health says SERVING again: a flapping engine
+	// must not flap its load balancer.
+	upAfter = 3
+	// leaveAfter is how long an engine may be unusable before its lanes are given
+	// up: subscribing again costs more than a short gap.
+	leaveAfter = 2 * time.Second
+)
+
+// usable reports whether an engine in condition c takes work at all. Being full
+// is not a condition: Suspend is the brake then.
+func usable(c reason.Reason) bool {
+	switch c {
+	case reason.Starting, reason.Blind, reason.Stuck, reason.Asleep, reason.Draining:
+		return false
+	}
+	return true
+}
+
+// pulse turns conditions over time into the two things that must not flap: what
+// health checks are told, and whether lanes are subscribed. Not safe for concurrent
+// use: core's mutex guards it.
+type pulse struct {
+	condition reason.Reason
+	good      int       // good samples since the engine became usable
+	bad       time.Time // since when it is not usable
+	taking    bool      // lanes are subscribed
+}
+
+// sample counts a good sample and reports whether that made it serving; call look
+// first.
+func (h *pulse) sample() (up bool) {
+	if !usable(h.condition) || h.good >= upAfter {
+		return false
+	}
+	h.good++
+	return h.good == upAfter
+}
+
+// look takes the condition at now and reports whether it changed.
+func (h *pulse) look(now time.Time, c reason.Reason) (changed bool) {
+	was := h.condition
+	h.condition = c
+	if usable(c) {
+		h.taking = true
+		return c != was
+	}
+	h.good = 0
+	if usable(was) || was == reason.None {
+		h.bad = now
+	}
+	if c == reason.Draining || now.Sub(h.bad) > leaveAfter {
+		h.taking = false
+	}
+	return c != was
+}
+
+// serving is what health checks are told.
+func (h *pulse) serving() bool { return h.good >= upAfter && usable(h.condition) }
+
+// Health is what an agent's health checks are told.
+type Health struct {
+	Ready  bool
+	Reason reason.Reason // OK, or why not ready
+	Models []string      // served now, sorted; empty while not known
+}
+
+func (h Health) equal(o Health) bool {
+	return h.Ready == o.Ready && h.Reason == o.Reason && slices.Equal(h.Models, o.Models)
+}
+
+// Health is what health checks are told now.
+func (a *Agent) Health() Health {
+	a.core.mu.Lock()
+	defer a.core.mu.Unlock()
+	return a.core.healthNow()
+}
+
+// Ready is Health for a probe: whether, or why not.
+func (a *Agent) Ready() (bool, string) {
+	h := a.Health()
+	return h.Ready, h.Reason.String()
+}
+
+func (c *core) healthNow() Health {
+	h := Health{Ready: c.health.serving() && len(c.models) > 0, Reason: reason.OK, Models: c.models}
+	switch {
+	case h.Ready:
+	case usable(c.health.condition): // not good for long enough yet, or no models
+		h.Reason = reason.Starting
+	default:
+		h.Reason = c.health.condition
+	}
+	return h
+}
+
+// wants is what health checks are to be told and the models whose lanes are to be
+// subscribed, nil for none.
+func (c *core) wants() (Health, []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.health.taking {
+		return c.healthNow(), c.models
+	}
+	return c.healthNow(), nil
+}
+
+// onHealth calls f after every change of Health, in the agent's own goroutine: f
+// must not wait.
+func (a *Agent) onHealth(f func()) {
+	a.core.mu.Lock()
+	defer a.core.mu.Unlock()
+	a.core.listen = append(a.core.listen, f)
+}
+
+// tell calls the listeners, without the mutex: they ask back.
+func (c *core) tell() {
+	c.mu.Lock()
+	listen := c.listen
+	c.mu.Unlock()
+	for _, f := range listen {
+		f()
+	}
+}

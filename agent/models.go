@@ -1,0 +1,156 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"penstock/lane"
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/vllm"
+)
+
+const (
+	// modelsEvery is how often the engine is asked what it serves: adapters come and
+	// go while it runs.
+	modelsEvery = 10 * time.Second
+	// modelsAgain is how soon it is asked again while it has not answered.
+	modelsAgain = time.Second
+	// askWithin bounds one such call.
+	askWithin = 2 * time.Second
+)
+
+// upstream is the vLLM client as the agent uses it: a seam for tests.
+type upstream struct {
+	models func(context.Context) ([]vllm.Model, error)
+	probe  func(ctx context.Context, model string) error
+	stream func(context.Context, vllm.Request) (tokens, error)
+	do     func(context.Context, vllm.Request) (vllm.Answer, error)
+}
+
+func newUpstream(c *vllm.Client) upstream {
+	return upstream{
+		models: c.Models, probe: c.ProbeUsage, do: c.Do,
+		stream: func(ctx context.Context, r vllm.Request) (tokens, error) {
+			s, err := c.Stream(ctx, r)
+			if err != nil {
+				return nil, err // never a non-nil interface around a nil stream
+			}
+			return s, nil
+		},
+	}
+}
+
+// askModels learns what the engine serves: at start, every modelsEvery and when
+// the engine came back. Until it answers, the agent takes nothing.
+func (a *Agent) askModels(ctx context.Context) error {
+	for {
+		wait := modelsEvery
+		if !a.askOnce(ctx) {
+			wait = modelsAgain
+		}
+		select {
+		case <-time.After(wait):
+		case <-a.ask:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (a *Agent) askOnce(ctx context.Context) bool {
+	call, cancel := context.WithTimeout(ctx, askWithin)
+	list, err := a.engine.models(call)
+	cancel()
+	if err != nil || len(list) == 0 {
+		a.log.Debug("engine did not say its models", "err", err)
+		return len(a.core.served()) > 0 // an engine that hangs keeps the names it had
+	}
+	names, longest := make([]string, 0, len(list)), 0
+	for _, m := range list {
+		names = append(names, m.ID)
+		longest = max(longest, m.MaxModelLen)
+	}
+	slices.Sort(names)
+	a.probe(ctx, list[0].ID) // before the first delivery, so that it is counted right already
+	if a.core.setModels(slices.Compact(names), longest) {
+		a.log.Info("models", "models", names, "max_model_len", longest)
+		kick(a.changed)
+	}
+	return true
+}
+
+// probe finds out once in the engine's life whether it reports usage per chunk.
+func (a *Agent) probe(ctx context.Context, model string) {
+	call, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	if err := a.engine.probe(call, model); err != nil {
+		a.log.Debug("engine did not say whether it reports usage", "err", err)
+	}
+}
+
+// accepts returns the lanes this agent takes while it serves models.
+func (a *Agent) accepts(models []string) func(lane.Key) bool {
+	return func(k lane.Key) bool {
+		return (k.Pool == "" || k.Pool == a.cfg.Pool) && slices.Contains(models, k.Model)
+	}
+}
+
+// announce keeps the engine's entry in the directory: on every change and every
+// RenewEvery.
+func (a *Agent) announce(ctx context.Context) error {
+	tick := time.NewTicker(registry.RenewEvery)
+	defer tick.Stop()
+	for {
+		e := a.core.entry()
+		e.Node, e.GRPC, e.Pool, e.Seen = a.cfg.Node, a.cfg.GRPC, a.cfg.Pool, time.Now()
+		call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
+		err := a.deps.Directory.PutEngine(call, e)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			a.away("put engine", err)
+		}
+		select {
+		case <-tick.C:
+		case <-a.put:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// entry is the core's part of the directory entry. Stale is a matter of
+// milliseconds and none of the directory's.
+func (c *core) entry() registry.Engine {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := registry.Engine{Models: c.models, MaxModelLen: c.longest, State: c.health.condition}
+	if usable(e.State) {
+		e.State = reason.OK
+	}
+	if len(c.models) == 0 && e.State == reason.OK {
+		e.State = reason.Starting
+	}
+	return e
+}
+
+// served is what the engine serves; empty while not known. Read only.
+func (c *core) served() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.models
+}
+
+// setModels reports whether they differ from those before. names is not changed
+// afterwards: readers share it.
+func (c *core) setModels(names []string, longest int) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if slices.Equal(c.models, names) && c.longest == longest {
+		return false
+	}
+	c.models, c.longest = names, longest
+	c.sched.SetMaxModelLen(longest)
+	return true
+}

@@ -1,0 +1,313 @@
+// Package agent is the node side of penstock: it takes deliveries from the lanes,
+// asks the scheduler, and brings each to exactly one result. It translates and
+// orders; what is computed, scheduler computes.
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"penstock/abort"
+	"penstock/fleet"
+	"penstock/lane"
+	"penstock/queue"
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/scheduler"
+	"penstock/scraper"
+	"penstock/vllm"
+)
+
+const (
+	// watchEvery is how often the passing of time is looked at: an engine that says
+	// nothing makes no event.
+	watchEvery = 100 * time.Millisecond
+	// beatEvery is the granularity of heartbeats.
+	beatEvery = time.Second
+	// unrenewedFor closes a run whose ownership nobody has confirmed for so long.
+	unrenewedFor = 30 * time.Second
+	// seenIDs and seenFor bound the ids known to be aborted: the longest start
+	// deadline, at a thousand aborts per minute.
+	seenIDs, seenFor = 10_000, 10 * time.Minute
+	// awayEvery is how often a store that is away is logged.
+	awayEvery = 10 * time.Second
+)
+
+// Consumer delivers from the lanes it accepts; nil accepts none.
+type Consumer interface {
+	Accept(func(lane.Key) bool)
+	Run(context.Context, queue.Handler) error
+}
+
+// Deps is what an agent works with.
+type Deps struct {
+	Records   registry.Records
+	Directory registry.Directory
+	Consumer  Consumer
+	// Append carries an event to the mailbox at reply. It keeps nothing of event.
+	Append func(reply string, event []byte) error
+	// Peers returns the rows of the other engines. It is called with every sample
+	// and must not wait.
+	Peers   func() []fleet.Row
+	Metrics prometheus.Registerer // with the label node
+	Log     *slog.Logger
+}
+
+// Agent serves one engine.
+type Agent struct {
+	cfg     Config
+	deps    Deps
+	log     *slog.Logger
+	metrics *metrics
+	core    *core
+	engine  upstream
+	close   func()                      // ends the engine's idle connections
+	scrape  func(context.Context) error // reads samples until its context ends
+
+	running *abort.Running
+	seen    *abort.Seen
+
+	// Of size 1: a kick that finds one waiting says nothing new.
+	changed chan struct{} // the condition or the models changed
+	ask     chan struct{} // the engine may serve other models now
+	put     chan struct{} // the directory entry changed
+
+	told      Health       // what listeners heard last; the watch goroutine's
+	taking    []string     // models whose lanes are subscribed; the watch goroutine's
+	awayUntil atomic.Int64 // unix nanoseconds before which a store that is away is not logged again
+}
+
+// New checks cfg, registers the metrics and starts nothing.
+func New(cfg Config, deps Deps) (*Agent, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if deps.Records == nil || deps.Directory == nil || deps.Consumer == nil || deps.Append == nil || deps.Peers == nil || deps.Metrics == nil || deps.Log == nil {
+		return nil, errors.New("agent: a dependency is nil; Deps needs all of them")
+	}
+	client, err := vllm.New(cfg.Engine)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Scheduler.Poll = min(cfg.Scraper.Interval, 250*time.Millisecond) // of fresh; at most what scheduler allows
+	sched, err := scheduler.New(cfg.Scheduler, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		cfg: cfg, deps: deps, log: deps.Log.With("node", cfg.Node),
+		engine: newUpstream(client), close: client.Close,
+		running: abort.NewRunning(), seen: abort.NewSeen(seenIDs, seenFor),
+		changed: make(chan struct{}, 1), ask: make(chan struct{}, 1), put: make(chan struct{}, 1),
+	}
+	if a.metrics, err = newMetrics(deps.Metrics, func(now time.Time) State { return a.state(now, 0) }); err != nil {
+		return nil, err
+	}
+	a.core = newCore(sched, &cfg, a.metrics)
+	s, err := scraper.New(cfg.Scraper, deps.Metrics, a.log, a.observe, a.bad)
+	if err != nil {
+		return nil, err
+	}
+	a.scrape = s.Run
+	return a, nil
+}
+
+// Run serves until ctx ends, drains and returns nil. It returns earlier, with the
+// error, when the consumer fails.
+func (a *Agent) Run(ctx context.Context) error {
+	defer a.close()
+	outlives, stop := context.WithCancel(context.WithoutCancel(ctx)) // what runs is drained after ctx
+	defer stop()
+	g, work := errgroup.WithContext(outlives)
+	g.Go(func() error { return a.scrape(work) })
+	g.Go(func() error { return a.askModels(work) })
+	g.Go(func() error { return a.announce(work) })
+	g.Go(func() error { return a.renew(work) })
+	g.Go(func() error { return a.beats(work) })
+	g.Go(func() error { return a.watch(work) })
+	g.Go(func() error { return a.deps.Consumer.Run(work, a.handle) })
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			a.drain(work)
+		case <-work.Done():
+		}
+		stop()
+		return nil
+	})
+	return g.Wait()
+}
+
+// Cancel stops a request because its client is gone or its outcome is made: the
+// registry's push to the owner. A delivery of it that comes later is dropped.
+// attempt "" means whichever runs.
+func (a *Agent) Cancel(id, attempt string) {
+	now := time.Now()
+	a.seen.Mark(now, id)
+	if !a.running.Cancel(id, attempt) {
+		a.core.drop(now, id)
+	}
+}
+
+// Condition is the engine's at now: OK, or why it cannot be judged or used.
+func (a *Agent) Condition(now time.Time) reason.Reason {
+	a.core.mu.Lock()
+	defer a.core.mu.Unlock()
+	return a.core.sched.Condition(now)
+}
+
+// DebugState shows the inputs and reasons of the last verdicts, as a State.
+func (a *Agent) DebugState() any { return a.state(time.Now(), remembered) }
+
+// observe is the scraper's good sample.
+func (a *Agent) observe(s scheduler.Sample) {
+	now := time.Now()
+	changed, back := a.core.observe(now, s, peers(a.deps.Peers(), a.cfg.Node, a.core.served(), now))
+	if changed {
+		kick(a.changed)
+	}
+	if back || s.Restarted {
+		kick(a.ask)
+	}
+}
+
+// bad is the scraper's sample that could not be read.
+func (a *Agent) bad(_ time.Time, err error) {
+	a.core.mu.Lock()
+	a.core.bad = err
+	a.core.mu.Unlock()
+}
+
+// problem is why the last scrape was bad; nil = it was good.
+func (a *Agent) problem() error {
+	a.core.mu.Lock()
+	defer a.core.mu.Unlock()
+	return a.core.bad
+}
+
+// watch follows the condition: subscribes lanes, tells health listeners and the
+// directory, and ends plain requests of an engine nobody sees.
+func (a *Agent) watch(ctx context.Context) error {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-a.changed:
+		case <-ctx.Done():
+			a.deps.Consumer.Accept(nil)
+			return nil
+		}
+		a.apply(time.Now())
+	}
+}
+
+func (a *Agent) apply(now time.Time) {
+	if a.core.look(now) {
+		kick(a.put)
+	}
+	h, models := a.core.wants()
+	if !slices.Equal(models, a.taking) {
+		a.taking = models
+		if len(models) == 0 {
+			a.deps.Consumer.Accept(nil)
+		} else {
+			a.deps.Consumer.Accept(a.accepts(models))
+		}
+		a.log.Info("lanes", "models", models, "pool", a.cfg.Pool)
+	}
+	if !h.equal(a.told) {
+		a.log.Info("health", "ready", h.Ready, "reason", h.Reason.String(), "was", a.told.Reason.String(), "scrape", a.problem())
+		a.told = h
+		kick(a.put)
+		a.core.tell()
+	}
+}
+
+// beats sends heartbeats of silent attempts, apart from watch: a mailbox may be
+// slow.
+func (a *Agent) beats(ctx context.Context) error {
+	tick := time.NewTicker(beatEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			a.beat(time.Now())
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// renew keeps the ownership of everything that runs, in one call every RenewEvery,
+// and closes what it has lost.
+func (a *Agent) renew(ctx context.Context) error {
+	tick := time.NewTicker(registry.RenewEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			a.renewOnce(ctx, time.Now())
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (a *Agent) renewOnce(ctx context.Context, now time.Time) {
+	refs := a.core.owns()
+	if len(refs) == 0 {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
+	defer cancel()
+	lost, err := a.deps.Records.Renew(call, a.cfg.Node, refs)
+	if err != nil && ctx.Err() == nil {
+		a.away("renew", err)
+	}
+	if err == nil {
+		a.core.renewed(now, refs, lost)
+	}
+	a.core.each(func(r *run) {
+		if !r.renewed.IsZero() && now.Sub(r.renewed) >= unrenewedFor {
+			r.cancel(errUnrenewed)
+		}
+	})
+}
+
+// away logs that the record store failed, at most once per awayEvery.
+func (a *Agent) away(call string, err error) {
+	now := time.Now()
+	if until := a.awayUntil.Load(); now.UnixNano() >= until && a.awayUntil.CompareAndSwap(until, now.Add(awayEvery).UnixNano()) {
+		a.log.Warn("record store failed", "call", call, "err", err)
+	}
+}
+
+// peers is what the decision sees of the other engines: those that serve one of
+// models.
+func peers(rows []fleet.Row, self string, models []string, now time.Time) []scheduler.Peer {
+	var out []scheduler.Peer
+	for i := range rows {
+		row := &rows[i]
+		if row.Node == self || !slices.ContainsFunc(models, func(m string) bool { return row.Serves(m, now) }) {
+			continue
+		}
+		out = append(out, scheduler.Peer{CanStart: row.State == reason.OK && row.Freeness > 0, Freeness: row.Freeness, At: row.At})
+	}
+	return out
+}
+
+// kick wakes the one goroutine that listens on c.
+func kick(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
