@@ -1,0 +1,119 @@
+// Command penstock meters prompts into GPUs: see "penstock --help".
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes, listed in "penstock --help".
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitUnhealthy   = 3
+	exitUnreachable = 4
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is the whole program. The first SIGINT or SIGTERM ends ctx, which drains;
+// the second ends the process at once.
+func run(args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(stderr, "penstock: %v\n", err)
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
+	return exitFailed
+}
+
+// exitError is an error with its exit code.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func usage(format string, args ...any) error {
+	return &exitError{exitUsage, fmt.Errorf(format, args...)}
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "penstock",
+		Short: "Admission control for LLM inference on your own GPUs",
+		Long: `penstock keeps requests waiting outside the engine and lets in what it can finish in time.
+
+Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unhealthy, 4 not reachable.`,
+		Example: `  penstock standalone --engine http://127.0.0.1:8000   # in front of a running vLLM
+  penstock standalone --engine sim                     # in front of the built-in simulated engine
+  penstock demo                                        # the same overload with and without penstock`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usage("%w. See: %s --help", err, cmd.CommandPath())
+	})
+	root.AddCommand(newStandalone(), newSim(), newDemo(), newConfig(), newKeys(), newVersion())
+	for _, cmd := range root.Commands() {
+		strictArgs(cmd)
+	}
+	root.RunE = func(cmd *cobra.Command, args []string) error { return cmd.Help() }
+	root.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		text := fmt.Sprintf("unknown command %q", args[0])
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			text += fmt.Sprintf(", did you mean %q?", near[0])
+		}
+		return usage("%s. See: penstock --help", text)
+	}
+	root.SuggestionsMinimumDistance = 2
+	return root
+}
+
+// strictArgs turns argument errors of cmd and those below it into usage errors,
+// and makes a group without a subcommand print its help.
+func strictArgs(cmd *cobra.Command) {
+	check := cmd.Args
+	if check == nil {
+		check = cobra.NoArgs
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usage("%w. See: %s --help", err, cmd.CommandPath())
+		}
+		return nil
+	}
+	if cmd.RunE == nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error { return cmd.Help() }
+	}
+	for _, sub := range cmd.Commands() {
+		strictArgs(sub)
+	}
+}

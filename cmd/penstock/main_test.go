@@ -1,0 +1,37 @@
+package main
+
+import (
+	"os"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+)
+
+// tests wraps the tests in a leak check: testscript's Main and goleak's both want
+// to be last.
+type tests struct{ *testing.M }
+
+func (m tests) Run() int {
+	code := m.M.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			os.Stderr.WriteString(err.Error() + "\n")
+			return 1
+		}
+	}
+	return code
+}
+
+func TestMain(m *testing.M) {
+	testscript.Main(tests{m}, map[string]func(){"penstock": main})
+}
+
+// TestScript runs the command lines in testdata/script.
+func TestScript(t *testing.T) {
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", Setup: func(env *testscript.Env) error {
+		env.Setenv("HOME", env.WorkDir)
+		env.Setenv("XDG_CONFIG_HOME", env.WorkDir)
+		return nil
+	}})
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"penstock/vllm/simengine"
+)
+
+func newSim() *cobra.Command {
+	cmd := &cobra.Command{Use: "sim", Short: "The simulated engine", Example: "  penstock sim engine --listen 127.0.0.1:8000"}
+	cmd.AddCommand(newSimEngine())
+	return cmd
+}
+
+func newSimEngine() *cobra.Command {
+	cfg := defaultSim(1)
+	var listen string
+	var kvTokens int
+	cmd := &cobra.Command{
+		Use:   "engine",
+		Short: "Serve a simulated vLLM engine",
+		Long: `sim engine serves vLLM's HTTP API over a simulated engine: paged KV blocks, continuous
+batching, chunked prefill, preemption, aborts and vLLM's metrics page. A step takes
+step + per-prefill-token x prompt tokens + per-sequence x sequences that decode + per-kv-token x KV tokens held.`,
+		Example: `  penstock sim engine --listen 127.0.0.1:8000
+  penstock sim engine --model llama --kv-tokens 160000 --max-seqs 256 --step 10ms --per-prefill-token 66us`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.Engine.BlockSize < 1 || kvTokens < cfg.Engine.BlockSize {
+				return usage("--kv-tokens %d with --block-size %d: want at least one block", kvTokens, cfg.Engine.BlockSize)
+			}
+			cfg.Engine.Blocks = kvTokens/cfg.Engine.BlockSize + 1 // the null block holds nothing
+			sim, err := newSimulated(listen, cfg)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "READY  simulated engine for model %q on %s\n", cfg.Model, sim.URL())
+			return errors.Join(err, sim.Run(cmd.Context()))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&listen, "listen", "127.0.0.1:8000", "address to serve")
+	f.StringVar(&cfg.Model, "model", cfg.Model, "model name")
+	f.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of texts and output lengths")
+	f.IntVar(&kvTokens, "kv-tokens", cfg.Engine.Capacity(), "tokens that the KV cache holds; a multiple of --block-size")
+	f.IntVar(&cfg.Engine.BlockSize, "block-size", cfg.Engine.BlockSize, "tokens per KV block")
+	f.IntVar(&cfg.Engine.MaxSeqs, "max-seqs", cfg.Engine.MaxSeqs, "sequences that run at once")
+	f.IntVar(&cfg.Engine.MaxModelLen, "max-model-len", cfg.Engine.MaxModelLen, "longest prompt plus output, in tokens")
+	f.IntVar(&cfg.Engine.MaxBatchedTokens, "max-batched-tokens", cfg.Engine.MaxBatchedTokens, "tokens computed in one step")
+	f.DurationVar(&cfg.Engine.Base, "step", cfg.Engine.Base, "time of an empty step")
+	f.DurationVar(&cfg.Engine.PerPrefillToken, "per-prefill-token", cfg.Engine.PerPrefillToken, "time per prompt token computed")
+	f.DurationVar(&cfg.Engine.PerSeq, "per-sequence", cfg.Engine.PerSeq, "time per sequence that decodes")
+	f.DurationVar(&cfg.Engine.PerKVToken, "per-kv-token", cfg.Engine.PerKVToken, "time per KV token held")
+	return cmd
+}
+
+// defaultSim is an engine small enough to fill by hand: an 8B model on a shared GPU.
+func defaultSim(seed uint64) simengine.Config {
+	cfg := simengine.DefaultConfig()
+	cfg.Seed = seed
+	return cfg
+}
+
+// simulated is a simulated engine on its own listener.
+type simulated struct {
+	server   *simengine.Server
+	listener net.Listener
+}
+
+func newSimulated(address string, cfg simengine.Config) (*simulated, error) {
+	server, err := simengine.New(cfg)
+	if err != nil {
+		return nil, usage("%w", err)
+	}
+	listener, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, usage("--listen %s is in use by another process: choose another address with --listen", address)
+	}
+	if err != nil {
+		return nil, usage("--listen %s: %w", address, err)
+	}
+	return &simulated{server, listener}, nil
+}
+
+func (s *simulated) URL() string { return "http://" + s.listener.Addr().String() }
+
+// Run serves until ctx ends. Answers in progress are cut: so does a killed engine.
+func (s *simulated) Run(ctx context.Context) error {
+	web := &http.Server{Handler: s.server.Handler(), ReadHeaderTimeout: 10 * time.Second}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var group errgroup.Group
+	group.Go(func() error { defer cancel(); return s.server.Run(ctx) })
+	group.Go(func() error {
+		defer cancel()
+		if err := web.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	group.Go(func() error { <-ctx.Done(); return web.Close() })
+	return group.Wait()
+}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
+
+	"penstock/admin"
+	"penstock/agent"
+	"penstock/fleet"
+	"penstock/gateway"
+	queuememory "penstock/queue/memory"
+	"penstock/reason"
+	registrymemory "penstock/registry/memory"
+	"penstock/response"
+	responsememory "penstock/response/memory"
+)
+
+// stack is standalone's parts, wired; Run lets them run.
+type stack struct {
+	opts    *options
+	log     *slog.Logger
+	onReady func(model string) // called once, when the first engine can take work
+
+	sims    []*simulated
+	nodes   []string // names of agents
+	agents  []*agent.Agent
+	gateway *gateway.Gateway
+	grpc    *agent.GRPC
+	admin   *admin.Server
+	records *registrymemory.Registry
+
+	listener, grpcListener, adminListener net.Listener
+}
+
+// newStack opens the listeners and wires everything; nothing runs yet. The order
+// is the way of a request, backwards.
+func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
+	s := &stack{opts: opts, log: log}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if err := s.listen(); err != nil {
+		return nil, err
+	}
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	bus := responsememory.New()
+	lanes, err := queuememory.New(queuememory.DefaultConfig())
+	if err != nil {
+		return nil, err
+	}
+	records := registrymemory.DefaultConfig()
+	records.Terminal = func(id, attempt string, why reason.Reason) []byte {
+		return response.Append(nil, &response.Event{ID: id, Attempt: attempt, Seq: 1, Kind: response.Failed, Reason: why})
+	}
+	s.records, err = registrymemory.New(records, bus.Append, s.cancel)
+	if err != nil {
+		return nil, err
+	}
+	for i, engine := range opts.engines {
+		name, address, err := s.engine(i, engine)
+		if err != nil {
+			return nil, err
+		}
+		cfg := agent.DefaultConfig()
+		cfg.Node = name
+		cfg.SetEngine(address)
+		cfg.Engine.APIKey, cfg.Grace = opts.engineKey, opts.grace
+		node, err := agent.New(cfg, agent.Deps{
+			Records: s.records, Directory: s.records, Consumer: lanes.Consumer(name), Append: bus.Append, Peers: s.rows,
+			Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, metrics), Log: log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.nodes = append(s.nodes, name)
+		s.agents = append(s.agents, node)
+	}
+	cfg := gateway.DefaultConfig()
+	cfg.Listen, cfg.SLOTTFT, cfg.Grace, cfg.Keys = s.listener.Addr().String(), opts.sloTTFT, opts.grace, opts.keys
+	s.gateway, err = gateway.New(cfg, gateway.Deps{
+		Records: s.records, Directory: s.records, Publish: lanes.Publish, Discard: lanes.Discard, OpenMailbox: bus.Open,
+		Rows: s.rows, Metrics: metrics, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.grpc = agent.NewGRPC(s.agents, log)
+	s.admin, err = admin.New(admin.DefaultConfig(), admin.Deps{
+		Gatherer: metrics, Live: func() (bool, string) { return true, "" }, Ready: s.ready, Started: func() bool { return true }, State: s.state, Log: log,
+	})
+	return s, err
+}
+
+// Run serves until ctx ends, then drains: the gateway first, so that open answers
+// finish, then the agents, then what observes them. Any part that ends early
+// takes the others down in the same order.
+func (s *stack) Run(ctx context.Context) error {
+	defer s.close()
+	door, closeDoor := context.WithCancel(ctx)
+	defer closeDoor()
+	node, stopAgents := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopAgents()
+	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopRest()
+
+	var all, agents errgroup.Group
+	all.Go(func() error { defer stopAgents(); return s.gateway.Serve(door, s.listener) })
+	for _, a := range s.agents {
+		agents.Go(func() error { defer closeDoor(); return a.Run(node) })
+	}
+	all.Go(func() error { defer stopRest(); return agents.Wait() })
+	for _, run := range []func(context.Context) error{
+		s.records.Run,
+		func(ctx context.Context) error { return s.grpc.Serve(ctx, s.grpcListener) },
+		func(ctx context.Context) error { return s.admin.Serve(ctx, s.adminListener) },
+	} {
+		all.Go(func() error { defer closeDoor(); return run(rest) })
+	}
+	for _, sim := range s.sims {
+		all.Go(func() error { defer closeDoor(); return sim.Run(rest) })
+	}
+	all.Go(func() error { s.announce(door); return nil })
+	return all.Wait()
+}
+
+// announce calls onReady once an engine takes work, and says what it waits for.
+func (s *stack) announce(ctx context.Context) {
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	said := time.Now()
+	for {
+		for _, row := range s.rows() {
+			if row.State == reason.OK && len(row.Models) > 0 {
+				if s.onReady != nil {
+					s.onReady(row.Models[0])
+				}
+				return
+			}
+		}
+		if time.Since(said) > 2*time.Second {
+			said = time.Now().Add(8 * time.Second)
+			_, why := s.ready()
+			s.log.Warn("waiting for an engine", "why", why, "engines", s.opts.engines)
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// listen opens the three addresses; an address in use names its flag.
+func (s *stack) listen() error {
+	for _, l := range []struct {
+		flag, address string
+		into          *net.Listener
+	}{{"--listen", s.opts.listen, &s.listener}, {"--grpc", s.opts.grpc, &s.grpcListener}, {"--admin", s.opts.admin, &s.adminListener}} {
+		listener, err := net.Listen("tcp", l.address)
+		switch {
+		case errors.Is(err, syscall.EADDRINUSE):
+			return usage("%s %s is in use by another process: choose another address with %s", l.flag, l.address, l.flag)
+		case err != nil:
+			return usage("%s %s: %w", l.flag, l.address, err)
+		}
+		*l.into = listener
+	}
+	return nil
+}
+
+// close is for a stack that does not run: whoever serves a listener closes it.
+func (s *stack) close() {
+	for _, l := range []net.Listener{s.listener, s.grpcListener, s.adminListener} {
+		if l != nil {
+			_ = l.Close()
+		}
+	}
+	for _, sim := range s.sims {
+		_ = sim.listener.Close()
+	}
+}
+
+// engine gives the node name and URL of the i-th --engine, starting the simulated
+// one where asked.
+func (s *stack) engine(i int, engine string) (node, address string, err error) {
+	if engine != "sim" {
+		u, err := url.Parse(engine)
+		if err != nil {
+			return "", "", err
+		}
+		return u.Host + u.Path, engine, nil
+	}
+	sim, err := newSimulated("127.0.0.1:0", defaultSim(uint64(i+1)))
+	if err != nil {
+		return "", "", err
+	}
+	s.sims = append(s.sims, sim)
+	return fmt.Sprintf("sim%d", i), sim.URL(), nil
+}
+
+func (s *stack) cancel(owner, id, attempt string) {
+	if i := slices.Index(s.nodes, owner); i >= 0 {
+		s.agents[i].Cancel(id, attempt)
+	}
+}
+
+func (s *stack) rows() []fleet.Row {
+	now := time.Now()
+	rows := make([]fleet.Row, len(s.agents))
+	for i, a := range s.agents {
+		rows[i] = a.Row(now)
+	}
+	return rows
+}
+
+// ready says whether the gateway is open and an engine takes work, or why not.
+func (s *stack) ready() (bool, string) {
+	if ok, why := s.gateway.Ready(); !ok {
+		return false, why
+	}
+	why := ""
+	for _, row := range s.rows() {
+		if row.State == reason.OK || row.State == reason.Stale {
+			return true, ""
+		}
+		why += fmt.Sprintf("%s is %s; ", row.Node, row.State)
+	}
+	return false, why
+}
+
+func (s *stack) state() any {
+	engines := map[string]any{}
+	for i, a := range s.agents {
+		engines[s.nodes[i]] = a.DebugState()
+	}
+	return map[string]any{"apiVersion": "penstock/v1", "engines": engines}
+}
+
+func (s *stack) address() string { return s.listener.Addr().String() }
