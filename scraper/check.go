@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/common/expfmt"
@@ -32,12 +33,15 @@ func (s *Scraper) check(p page, got *values) {
 	for f := range table {
 		if a := got.alias[f]; a >= 0 {
 			found = append(found, table[f].names[a])
-		} else if f != kvBlocks {
+		}
+	}
+	for f := range table {
+		if got.alias[f] < 0 && !slices.Contains(found, table[f].names[0]) {
 			missing = append(missing, table[f].names[0])
 		}
 	}
 	s.log.Info("metrics page understood", "url", s.cfg.URL, "ranks", got.ranks,
-		"found", strings.Join(found, " "), "missing_optional", strings.Join(missing, " "))
+		"found", strings.Join(slices.Compact(found), " "), "missing_optional", strings.Join(slices.Compact(missing), " "))
 }
 
 func (s *Scraper) disagree(diff string) {

@@ -6,6 +6,7 @@ import "errors"
 // not change once released.
 type Problem uint8
 
+// The problems.
 const (
 	Unreachable Problem = iota + 1 // no connection, or it broke
 	Timeout                        // not whole within Config.Timeout

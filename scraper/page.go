@@ -48,8 +48,9 @@ func newClient(cfg Config) *client {
 		}
 		u = &url.URL{Scheme: "http", Host: "localhost"}
 	}
-	full := u.JoinPath("metrics")
-	filtered := u.JoinPath("metrics/")
+	full, filtered := *u, *u
+	full.Path = strings.TrimSuffix(u.Path, "/") + "/metrics"
+	filtered.Path = full.Path + "/"
 	filtered.RawQuery = url.Values{"name[]": slices.Sorted(maps.Keys(byName))}.Encode()
 	get := func(u *url.URL) *http.Request {
 		return &http.Request{Method: http.MethodGet, URL: u, Host: u.Host, Header: http.Header{
@@ -61,7 +62,7 @@ func newClient(cfg Config) *client {
 		http: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
 			return http.ErrUseLastResponse
 		}},
-		full: get(full), filtered: get(filtered), maxPage: cfg.MaxPage,
+		full: get(&full), filtered: get(&filtered), maxPage: cfg.MaxPage,
 	}
 }
 

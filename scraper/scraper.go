@@ -167,6 +167,9 @@ func (s *Scraper) Run(ctx context.Context) error {
 			s.log.Warn("metrics polling stood still", "url", s.cfg.URL, "gap", gap)
 		}
 		spent := s.tick(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		gap := s.pace.spent(spent, now.Sub(last))
 		s.interval.Store(int64(gap))
 		last = now
@@ -178,6 +181,9 @@ func (s *Scraper) Run(ctx context.Context) error {
 // busy with us.
 func (s *Scraper) tick(ctx context.Context) time.Duration {
 	check := s.checked.IsZero() || time.Since(s.checked) >= s.cfg.CheckEvery
+	if check && s.filtered {
+		s.checked = time.Now() // a full page that takes too long must not blind us: next try at the next check
+	}
 	p, spent, err := s.get(ctx, s.filtered && !check)
 	at := time.Now()
 	var v values

@@ -1,7 +1,5 @@
 package scraper
 
-import "math"
-
 // The families we read. Required are the first three; without one of the others
 // the scheduler only keeps wider margins.
 const (
@@ -42,9 +40,9 @@ type family struct {
 }
 
 const (
-	maxRequests = 1e9             // far above any engine; keeps the int conversion exact
-	maxTokens   = 1e15            // same, for KV tokens
-	anyCount    = math.MaxFloat64 // counters grow without bound
+	maxRequests = 1e9  // far above any engine; keeps the int conversion exact
+	maxTokens   = 1e15 // same, for KV tokens
+	maxCount    = 1e18 // same, for counters; their sum over engines stays finite
 )
 
 // table: every name the signals have had in vLLM (V0 to 0.32). kvTokens and
@@ -53,14 +51,14 @@ var table = [families]family{
 	kvUsage:         {names: []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"}, fold: most, max: 1, required: true},
 	running:         {names: []string{"vllm:num_requests_running"}, max: maxRequests, required: true},
 	waiting:         {names: []string{"vllm:num_requests_waiting"}, max: maxRequests, required: true},
-	preemptions:     {names: []string{"vllm:num_preemptions_total"}, max: anyCount},
-	promptTokens:    {names: []string{"vllm:prompt_tokens_total"}, max: anyCount},
-	generatedTokens: {names: []string{"vllm:generation_tokens_total"}, max: anyCount},
-	steps:           {names: []string{"vllm:iteration_tokens_total_count"}, max: anyCount},
-	stepSum:         {names: []string{"vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"}, max: anyCount},
-	stepCount:       {names: []string{"vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"}, max: anyCount},
-	awake:           {names: []string{"vllm:engine_sleep_state"}, label: "sleep_state", value: "awake", fold: least, max: anyCount},
-	kvTokens:        {names: []string{"vllm:cache_config_info"}, max: anyCount},
+	preemptions:     {names: []string{"vllm:num_preemptions_total"}, max: maxCount},
+	promptTokens:    {names: []string{"vllm:prompt_tokens_total"}, max: maxCount},
+	generatedTokens: {names: []string{"vllm:generation_tokens_total"}, max: maxCount},
+	steps:           {names: []string{"vllm:iteration_tokens_total_count"}, max: maxCount},
+	stepSum:         {names: []string{"vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"}, max: maxCount},
+	stepCount:       {names: []string{"vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"}, max: maxCount},
+	awake:           {names: []string{"vllm:engine_sleep_state"}, label: "sleep_state", value: "awake", fold: least, max: maxCount},
+	kvTokens:        {names: []string{"vllm:cache_config_info"}, max: maxCount},
 	kvBlocks:        {names: []string{"vllm:cache_config_info"}, fold: most},
 }
 
