@@ -27,4 +27,4 @@ const long = await client.completions.create({ model: 'tiny', prompt: 'abc', max
 for await (const _ of long) break; // leaving the loop closes the connection
 
 await assert.rejects(client.completions.create({ model: 'nope', prompt: 'x' }), (err) => err.status === 404 && err.code === 'model_not_found');
-console.log('openai-node', require('openai/package.json').version, 'ok');
+console.log('openai-node', createRequire(import.meta.url)(process.argv[3] + '/openai/package.json').version, 'ok');
