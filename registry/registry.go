@@ -48,6 +48,10 @@ type Request struct {
 	Tokens   int           // expected tokens over all sequences, prompt and output
 	Bytes    int           // size of the body, for the lane's bound
 	Limit    time.Duration // longest predicted wait that is worth it; above: refused
+
+	// Fingerprint is a hash of the lane and the body: a refused client that comes back
+	// is known by it. 0 = not known, no place is kept.
+	Fingerprint uint64
 }
 
 // Drain is how fast the live engines of a model take work, from fleet rows.
@@ -63,7 +67,7 @@ type Admission struct {
 	Wait       time.Duration // predicted wait until start
 	Ahead      int           // requests ahead of it
 	RetryAfter time.Duration // when refused: come back then; whole seconds, 1..60, the spread is in it: tell exactly this
-	Kept       bool          // a place is kept for that moment; false: no place within 60 s, or none to keep
+	Kept       bool          // a place is kept for that moment; false: none within 60 s, or no Fingerprint to know it by
 	Shard      int           // which shard of the lane to publish to; 0 in memory
 }
 

@@ -18,8 +18,8 @@ const (
 	minRetry      = time.Second
 	maxRetry      = 60 * time.Second
 
-	errorGain  = 0.1                    // EWMA of the forecast's error, about the last ten starts
-	errorFloor = 500 * time.Millisecond // added to a forecast before its error is taken relative to it
+	errorGain  = 0.1         // EWMA of the forecast's error, about the last ten starts
+	errorFloor = time.Second // added to a forecast before its error is taken relative to it
 )
 
 // share is a part of the backlog.
@@ -66,12 +66,13 @@ type class struct {
 
 // visitor is a request at the door.
 type visitor struct {
-	id     string
-	tokens int
-	limit  time.Duration
-	own    share   // what of its lane waits
-	rate   float64 // as reported, 0 = not known
-	full   bool    // its lane or the memory is full
+	id          string
+	fingerprint uint64
+	tokens      int
+	limit       time.Duration
+	own         share   // what of its lane waits
+	rate        float64 // as reported, 0 = not known
+	full        bool    // its lane or the memory is full
 }
 
 // model finds or makes a model's entry.
@@ -114,49 +115,58 @@ func (d *door) sweep(now time.Time) {
 
 // judge admits or refuses. It keeps a place for a refused visitor, and nothing else.
 func (d *door) judge(m *model, c *class, v visitor, now time.Time) (registry.Admission, forecast) {
-	rate := m.drain(v.rate, now.Sub(d.epoch), now)
-	ahead, reserved := m.ahead(c.rank, v, now.Sub(d.epoch))
+	at := now.Sub(d.epoch)
+	ahead, rate := m.ahead(c.rank, v), m.drain(v.rate, at, now)
+	a := registry.Admission{Reason: reason.OK, Ahead: ahead.requests}
 	if rate <= 0 {
 		if v.full {
-			return registry.Admission{Reason: reason.LaneFull, Ahead: ahead.requests, RetryAfter: told(minRetry, v.id)}, forecast{}
+			a.Reason, a.RetryAfter = reason.LaneFull, told(minRetry, v.id)
 		}
-		return registry.Admission{Reason: reason.OK, Ahead: ahead.requests}, forecast{}
+		return a, forecast{}
 	}
-	wait := seconds(float64(ahead.tokens) / rate)
-	a := registry.Admission{Reason: reason.OK, Wait: wait, Ahead: ahead.requests}
-	excess := wait + c.margin(wait, v.limit) - v.limit
+	a.Wait = seconds(float64(ahead.tokens) / rate)
+	excess := a.Wait + c.margin(a.Wait, v.limit) - v.limit
+	returned := c.places.take(at, v.fingerprint)
 	switch {
 	case v.full:
 		a.Reason, a.RetryAfter = reason.LaneFull, told(excess, v.id)
-	case ahead.requests > 0 && excess+seconds(float64(reserved)/rate) > 0:
+	case ahead.requests == 0, excess <= 0 && (returned || excess+seconds(m.soon(c.rank, at, v.limit/2)/rate) <= 0):
+		// Nobody is refused an idle engine. A newcomer leaves the room of those who
+		// are due while half of what it sees is worked off.
+	default:
 		a.Reason = reason.Overloaded
-		a.RetryAfter, a.Kept = m.keep(c, v, rate, max(excess, 0), now.Sub(d.epoch))
+		a.RetryAfter, a.Kept = m.keep(c, v, rate, excess, at)
 	}
-	return a, forecast{wait: wait, known: true}
+	return a, forecast{wait: a.Wait, known: true}
 }
 
 // ahead is what would start before the visitor: the backlog of its tier and the
-// higher ones, but no more than its lane's fair turn among their lanes. seen adds
-// the tokens kept for those who come back shortly.
-func (m *model) ahead(rank int, v visitor, at time.Duration) (ahead share, seen int) {
-	others := 0
+// higher ones, but no more than its lane's fair turn among their lanes.
+func (m *model) ahead(rank int, v visitor) share {
+	var all share
+	others := 0 // lanes but its own
 	for _, c := range m.classes {
 		if c.rank <= rank {
-			ahead.add(c.share.requests, c.share.tokens)
+			all.add(c.share.requests, c.share.tokens)
 			others += c.lanes
-			seen += c.places.soon(at)
 		}
 	}
-	seen += ahead.tokens
 	if v.own.requests > 0 {
 		others--
 	}
-	if others == 0 {
-		return ahead, seen
-	}
 	fair := v.own
 	fair.add(others*(v.own.requests+1), others*(v.own.tokens+v.tokens))
-	return share{min(ahead.requests, fair.requests), min(ahead.tokens, fair.tokens)}, min(seen, fair.tokens)
+	return share{min(all.requests, fair.requests), min(all.tokens, fair.tokens)}
+}
+
+// soon is the work of this and higher tiers likely to come back before at + ahead.
+func (m *model) soon(rank int, at, ahead time.Duration) (tokens float64) {
+	for _, c := range m.classes {
+		if c.rank <= rank {
+			tokens += c.places.soon(at, ahead)
+		}
+	}
+	return tokens
 }
 
 // keep finds the first moment from which on there is room for the visitor beside
@@ -168,8 +178,7 @@ func (m *model) keep(c *class, v visitor, rate float64, excess, at time.Duration
 		return maxRetry, false
 	}
 	retry = told(free, v.id)
-	c.places.keep(at+retry, v.tokens)
-	return retry, true
+	return retry, c.places.keep(at+retry, v.fingerprint, v.tokens)
 }
 
 // drain is the model's rate: as reported, smoothed; for 30 s the last known; then
@@ -230,10 +239,10 @@ func (c *class) learn(predicted, actual time.Duration) {
 }
 
 // margin is what is added to a forecast before it is held against the limit: the
-// usual lateness and twice its mean deviation. At most half the limit, so that the
+// usual lateness and three times its mean deviation, which is p95 and more. At most half the limit, so that the
 // door stays open far enough to learn that things are better.
 func (c *class) margin(wait, limit time.Duration) time.Duration {
-	relative := max(0, c.bias) + 2*c.spread
+	relative := max(0, c.bias) + 3*c.spread
 	return min(seconds(relative*(wait+errorFloor).Seconds()), limit/2)
 }
 

@@ -36,7 +36,9 @@ func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain)
 	c := m.class(q.Lane.Tier, rank)
 	full := own.outstanding >= r.cfg.LaneRequests ||
 		own.bytes+charge(q.Bytes) > r.cfg.LaneBytes || r.bytes+charge(q.Bytes) > r.cfg.TotalBytes
-	a, f := r.door.judge(m, c, visitor{id: q.ID, tokens: q.Tokens, limit: q.Limit, own: own.share, rate: d.Rate, full: full}, now)
+	a, f := r.door.judge(m, c, visitor{
+		id: q.ID, fingerprint: q.Fingerprint, tokens: q.Tokens, limit: q.Limit, own: own.share, rate: d.Rate, full: full,
+	}, now)
 	if a.Reason != reason.OK {
 		return a, nil
 	}

@@ -1,74 +1,110 @@
 package memory
 
-import "time"
-
-const (
-	// slot is how exactly a kept place's moment is remembered. It is given up as
-	// its slot begins: who comes back on time finds its room.
-	slot = 100 * time.Millisecond
-	// slots cover the longest Retry-After and a little.
-	slots = 640
-	// placesAhead is how soon a kept place must be due to hold room against a
-	// newcomer. Work drains meanwhile, so this only has to cover the next arrivals.
-	placesAhead = 5 * slot
-	// placesShare of the drain rate is promised; the rest is left to newcomers and
-	// to forecasts that were wrong.
-	placesShare = 0.8
+import (
+	"slices"
+	"time"
 )
 
-// places is the tokens promised to refused clients for the moment they were told:
-// a ring of slots, the past ones cleared on the way. 5 KiB.
+const (
+	// slot is how exactly a kept place's moment is remembered.
+	slot = 100 * time.Millisecond
+	// slots cover the longest Retry-After and placeGrace.
+	slots = 640
+	// placeGrace is how long after its moment a place can be taken: the way back of
+	// the refusal and of the new request.
+	placeGrace = 2 * time.Second
+	// shownGain is the EWMA's of how many places are taken, about the last twenty.
+	shownGain = 0.05
+	// slotPlaces bounds the places one slot remembers by fingerprint: 1,280 refusals
+	// per second; in all 640 KiB.
+	slotPlaces = 128
+	// placesShare of the drain rate is promised; the rest is left to newcomers and
+	// to forecasts that were wrong.
+	placesShare = 0.7
+)
+
+// places is what refused clients were told: how much work is due back when, and
+// whose. A ring of slots, the past ones cleared on the way; 20 KiB.
 type places struct {
-	tokens [slots]int
-	next   int64 // the first slot not yet begun
+	ring   [slots]due
+	oldest int64   // the slot of the ring that is cleared next
+	shown  float64 // how often a place is taken, EWMA
 }
 
-// pass gives up the places whose time has come.
+type due struct {
+	tokens int
+	whose  []uint64 // fingerprints
+}
+
+// pass forgets the places nobody came for.
 func (p *places) pass(at time.Duration) {
-	begun := int64(at/slot) + 1
-	for p.next = max(p.next, begun-slots); p.next < begun; p.next++ {
-		p.tokens[p.next%slots] = 0
+	past := int64((at - placeGrace) / slot)
+	for p.oldest = max(p.oldest, past-slots); p.oldest < past; p.oldest++ {
+		d := &p.ring[p.oldest%slots]
+		for range d.whose {
+			p.shown -= shownGain * p.shown
+		}
+		*d = due{}
 	}
 }
 
-// keep promises tokens for the moment due, at most 60 s ahead.
-func (p *places) keep(due time.Duration, tokens int) { p.tokens[int64(due/slot)%slots] += tokens }
+// keep promises tokens for a moment at most 60 s ahead; false: it cannot be known
+// whose they are.
+func (p *places) keep(at time.Duration, fingerprint uint64, tokens int) bool {
+	d := &p.ring[int64(at/slot)%slots]
+	d.tokens += tokens
+	if fingerprint == 0 || len(d.whose) == slotPlaces {
+		return false
+	}
+	d.whose = append(d.whose, fingerprint)
+	return true
+}
 
-// soon is what is promised for the next moments.
-func (p *places) soon(at time.Duration) int {
+// soon is the work that is likely to come back before at + ahead.
+func (p *places) soon(at, ahead time.Duration) float64 {
 	p.pass(at)
 	sum := 0
-	for i := range int64(placesAhead / slot) {
-		sum += p.tokens[(p.next+i)%slots]
+	for s := int64(at/slot) + 1; s <= int64((at+min(ahead, maxRetry))/slot); s++ {
+		sum += p.ring[s%slots].tokens
 	}
-	return sum
+	return p.shown * float64(sum)
+}
+
+// take is true once for a place that is due about now.
+func (p *places) take(at time.Duration, fingerprint uint64) bool {
+	p.pass(at)
+	for s := p.oldest; fingerprint != 0 && s <= int64(at/slot)+1; s++ {
+		d := &p.ring[s%slots]
+		if i := slices.Index(d.whose, fingerprint); i >= 0 {
+			d.whose = slices.Delete(d.whose, i, i+1)
+			p.shown += shownGain * (1 - p.shown)
+			return true
+		}
+	}
+	return false
 }
 
 // firstFree is the shortest time from which on there is always room for tokens
 // more, beside all places kept by this and higher tiers: room grows at rate from
-// free on. False: not within 60 s. One pass from the far end.
+// free on. False: not within 60 s. Two passes over the ring.
 func (m *model) firstFree(rank, tokens int, rate float64, at, free time.Duration) (time.Duration, bool) {
-	kept := 0
+	first := int64(at/slot) + 1
+	last := first + int64(maxRetry/slot) - 1
+	var classes []*class
+	kept := tokens
 	for _, c := range m.classes {
 		if c.rank <= rank {
 			c.places.pass(at)
-			for _, n := range c.places.tokens {
-				kept += n
+			classes = append(classes, c)
+			for s := first; s <= last; s++ {
+				kept += c.places.ring[s%slots].tokens
 			}
 		}
 	}
-	first := int64(at/slot) + 1
-	last := first + int64(maxRetry/slot) - 1
 	s := last
-	for ; s >= first; s-- {
-		due := time.Duration(s)*slot - at
-		if rate*(due-free).Seconds()-float64(kept+tokens) < 0 {
-			break
-		}
-		for _, c := range m.classes {
-			if c.rank <= rank {
-				kept -= c.places.tokens[s%slots]
-			}
+	for ; s >= first && float64(kept) <= rate*(time.Duration(s)*slot-at-free).Seconds(); s-- {
+		for _, c := range classes {
+			kept -= c.places.ring[s%slots].tokens
 		}
 	}
 	return time.Duration(s+1)*slot - at, s < last
