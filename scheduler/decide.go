@@ -15,7 +15,7 @@ const (
 // (who waits, the probe's timer) but reserves nothing: on Start call Reserve.
 func (s *State) Decide(now time.Time, r *Request) Verdict {
 	t := s.since(now)
-	s.flow.roll(t)
+	s.flow.roll(t, s.closed)
 	if why := s.dead(now, r); why != reason.None {
 		s.heads.remove(r.Hash)
 		return Verdict{Action: Drop, Reason: why}
@@ -37,7 +37,7 @@ func (s *State) Decide(now time.Time, r *Request) Verdict {
 // and after every index >= 0. Bounded by 64 heads; more are not looked at.
 func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 	t := s.since(now)
-	s.flow.roll(t)
+	s.flow.roll(t, s.closed)
 	heads = heads[:min(len(heads), 64)]
 	for i := range heads {
 		if why := s.dead(now, &heads[i]); why != reason.None {
@@ -96,8 +96,9 @@ func (s *State) next(t time.Duration, heads []Request, tried uint64) (best int, 
 	return best, bestLate
 }
 
+// startAs starts a head that the law lets through, or one that probes.
 func (s *State) startAs(why reason.Reason) Verdict {
-	if why != reason.OK {
+	if s.probing = why != reason.OK; s.probing {
 		why = reason.Probe
 	}
 	return Verdict{Action: Start, Reason: why}
@@ -148,10 +149,10 @@ func (s *State) judge(now time.Time, t time.Duration, r *Request) (why reason.Re
 
 // room applies the watermarks; extra is kept free on top.
 func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
-	kv, n := s.kv()+extra, max(r.Sequences, 1)
+	kv, n := s.kv()+extra, r.seqs()
 	own := 0.0 // the prompt, as a share of what one rank has
 	if s.sample.KVTokens > 0 {
-		own = float64(max(r.PromptTokens, 0)) / float64(s.rankTokens())
+		own = float64(r.prompt()) / float64(s.rankTokens())
 	}
 	waiting, idle := max(s.sample.Waiting, s.pendSeqs), s.idle()
 	full := reason.KVHigh
@@ -159,8 +160,10 @@ func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
 		full = reason.KVCredit
 	}
 	switch {
-	case s.closed, kv >= s.cfg.KVStop:
+	case kv >= s.cfg.KVStop:
 		return full
+	case s.closed:
+		return reason.KVHigh
 	case idle && kv < s.cfg.KVStart:
 		return reason.OK // also what fits only alone, or has more sequences than may wait
 	case s.alone(r):
@@ -190,8 +193,7 @@ func (s *State) alone(r *Request) bool {
 	if s.sample.KVTokens == 0 {
 		return false
 	}
-	need := float64(max(r.PromptTokens, 0)) + float64(max(r.Sequences, 1))*float64(max(r.ExpectedOut, 0))
-	return need > (1-s.cfg.Margin)*float64(s.rankTokens())
+	return float64(r.prompt()+r.expected()) > (1-s.cfg.Margin)*float64(s.rankTokens())
 }
 
 // late reports whether a head cannot have its first token in time any more.
@@ -199,7 +201,7 @@ func (s *State) alone(r *Request) bool {
 func (s *State) late(t time.Duration, r *Request) bool {
 	ahead := s.pendTokens
 	if r.SLOTTFTNamed {
-		ahead += max(r.PromptTokens, 0)
+		ahead += r.prompt()
 	}
 	wait := time.Duration(0)
 	if !r.Opened.IsZero() {
@@ -222,7 +224,7 @@ func (s *State) line(r *Request, late bool) reason.Reason {
 		return reason.OK
 	}
 	if !s.speed.known() {
-		if s.pendTokens+r.PromptTokens > s.cfg.ColdTokens || s.pendSeqs+max(r.Sequences, 1) > s.cfg.ColdSeqs {
+		if s.pendTokens+r.prompt() > s.cfg.ColdTokens || s.pendSeqs+r.seqs() > s.cfg.ColdSeqs {
 			return reason.Cold
 		}
 		return reason.OK
@@ -234,14 +236,10 @@ func (s *State) line(r *Request, late bool) reason.Reason {
 }
 
 // probe lets one head through a gate that gauges closed and that nothing can
-// open: the ledger is empty and nothing has moved for a while.
+// open: the ledger is empty and nothing has moved for a while. Its Reserve starts
+// the wait for the next.
 func (s *State) probe(t time.Duration, why reason.Reason) bool {
-	if !s.frozen(why) || t < s.nextProbe() {
-		return false
-	}
-	s.probeAt = t + s.probeEvery
-	s.probeEvery = min(2*s.probeEvery, probeMax)
-	return true
+	return s.frozen(why) && t >= s.nextProbe()
 }
 
 // frozen reports whether only a probe can find out if why still holds.
@@ -274,7 +272,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 		v.After = startPause
 	default:
 		s.flow.limited = true
-		v.After = s.pause(rank)
+		v.After = s.pause(rank, r, why)
 		if s.soon(why) {
 			v.Action, e.held = Hold, true
 		}
@@ -295,13 +293,17 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 	return v
 }
 
-// pause is when a head of this rank has its turn, a little early.
-func (s *State) pause(rank int) time.Duration {
-	_, starts := s.flow.rates()
-	if starts == 0 {
-		starts = guessRate
+// pause is when a head of this rank has its turn, a little early. Where prefill
+// is in the way its turn comes by the prefill rate, which reacts at once.
+func (s *State) pause(rank int, r *Request, why reason.Reason) time.Duration {
+	starts := s.flow.recent()
+	switch why {
+	case reason.PrefillBusy, reason.WaitingSome, reason.WaitingHigh, reason.Late:
+		starts = max(starts, s.speed.rate()/float64(max(r.prompt(), 1)))
+	case reason.Cold:
+		starts = maxStarts
 	}
-	return seconds(0.8 * float64(rank) / starts)
+	return seconds(0.8 * float64(rank) / min(max(starts, minStarts), maxStarts))
 }
 
 // soon reports whether what is in the way may be gone within the ready room's
@@ -318,7 +320,7 @@ func (s *State) soon(why reason.Reason) bool {
 
 // pass reports whether a peer can start the request now, and notes that it will.
 func (s *State) pass(now time.Time, r *Request) bool {
-	need := max(r.PromptTokens, 1)
+	need := max(r.prompt(), 1)
 	for i := range s.peers {
 		p := &s.peers[i]
 		if p.CanStart && p.Freeness >= need && now.Sub(p.At) <= peerFresh {

@@ -7,7 +7,8 @@ const (
 	heldFor    = 500 * time.Millisecond // how long the ready room keeps a head
 	minPause   = 50 * time.Millisecond
 	maxPause   = 5 * time.Second
-	guessRate  = 10.0 // starts per second until measured
+	minStarts  = 4.0  // starts per second that a pause reckons with at least: 25 heads come back within the longest pause
+	maxStarts  = 50.0 // and at most: 256 heads then come back about 200 times a second
 	maxPasses  = 3    // times one head is passed on to a peer
 	peerFresh  = time.Second
 	statePause = time.Second // blind, stuck, asleep, draining

@@ -87,12 +87,16 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	if s.live == 0 && !s.busy() {
 		s.moved = max(s.moved, t) // work begins: the stuck timer starts here
 	}
+	if s.probing {
+		s.probing = false
+		s.probeAt = t + s.probeEvery
+		s.probeEvery = min(2*s.probeEvery, probeMax)
+	}
 	i, e := s.take()
 	*e = slot{
 		gen: e.gen, used: true, stream: r.Stream, cold: s.speed.firsts == 0, begin: t,
-		prompt: clamp(r.PromptTokens, 0, maxTokens), seqs: clamp(r.Sequences, 1, maxSeqs),
+		prompt: r.prompt(), seqs: r.seqs(), expected: r.expected(),
 	}
-	e.expected = e.seqs * clamp(r.ExpectedOut, 0, maxTokens/maxSeqs)
 	s.live++
 	s.liveTokens += e.prompt
 	s.pendTokens += e.prompt
@@ -102,7 +106,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	if !e.stream && s.speed.known() {
 		e.guess = t + s.speed.predict(e.ahead)
 	}
-	s.flow.roll(t)
+	s.flow.roll(t, s.closed)
 	s.flow.started(e.prompt + e.expected)
 	s.heads.remove(r.Hash)
 	return Slot(uint64(e.gen)<<32 | uint64(i+1))
@@ -202,7 +206,7 @@ func (s *State) Release(now time.Time, id Slot) {
 // settle brings the ledger up to a sample that shows what happened until seen:
 // plain answers advance, what shows leaves the credit.
 func (s *State) settle(now, seen time.Duration) {
-	s.credit = 0
+	credit := 0
 	for i := range s.slots {
 		e := &s.slots[i]
 		if !e.used {
@@ -218,8 +222,9 @@ func (s *State) settle(now, seen time.Duration) {
 		if e.shown = 0; e.begun && e.first <= seen {
 			e.shown = e.held()
 		}
-		s.credit += e.held() - e.shown
+		credit += e.held() - e.shown
 	}
+	s.credit = credit
 }
 
 // advance moves a plain answer, which shows no progress, by step time.

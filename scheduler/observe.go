@@ -53,7 +53,7 @@ func (s *State) Observe(now time.Time, p Sample) {
 	}
 	s.settle(t, asked-s.cfg.Visible)
 	s.latch()
-	s.flow.roll(t)
+	s.flow.roll(t, s.closed)
 }
 
 // Condition says whether the engine can be judged and used: OK, Stale (both

@@ -59,6 +59,12 @@ type Request struct {
 	Aborted      bool          // the client is gone
 }
 
+// The counts as the arithmetic may rely on them: not negative, and too small for
+// any sum to overflow.
+func (r *Request) prompt() int   { return clamp(r.PromptTokens, 0, maxTokens) }
+func (r *Request) seqs() int     { return clamp(r.Sequences, 1, maxSeqs) }
+func (r *Request) expected() int { return r.seqs() * clamp(r.ExpectedOut, 0, maxTokens/maxSeqs) }
+
 // Sample is one good reading of the engine's page. The scraper makes it; a page
 // that is not good makes none.
 type Sample struct {
@@ -161,6 +167,7 @@ type State struct {
 
 	probeAt    time.Duration // no probe before this
 	probeEvery time.Duration // pause after the next probe
+	probing    bool          // the last Start was a probe, not reserved yet
 
 	peers []Peer
 }

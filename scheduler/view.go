@@ -25,7 +25,6 @@ type View struct {
 	Prefill    float64       // prompt tokens per second; 0 = not known
 	FirstToken time.Duration // from start to first token, mean plus two deviations; 0 = not known
 	DrainRate  float64       // expected tokens started per second while work waits; 0 = not known
-	StartRate  float64       // requests started per second while work waits; 0 = not known
 }
 
 // View reads the state; it changes nothing that a decision sees.
@@ -40,7 +39,7 @@ func (s *State) View(now time.Time) View {
 		v.SampleAge = max(t-s.sampled, 0)
 	}
 	v.Freeness = max(int((s.cfg.KVStart-s.kv())*float64(s.sample.KVTokens)), 0)
-	v.DrainRate, v.StartRate = s.flow.rates()
+	v.DrainRate = s.flow.drain()
 	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
 	return v
 }
