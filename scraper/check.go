@@ -12,8 +12,7 @@ import (
 )
 
 // check reads a full page again with the Prometheus parser: a difference is an
-// error of ours, counted and logged once per check. It also says, once per
-// change, which names the engine exports.
+// error of ours, counted and logged once per check.
 func (s *Scraper) check(p page, got *values) {
 	want, err := readSlowly(p.body)
 	switch {
@@ -25,10 +24,22 @@ func (s *Scraper) check(p page, got *values) {
 			s.disagree(diff)
 		}
 	}
-	if s.contract == got.alias && s.contracted {
+}
+
+// contract is what an engine offers us.
+type contract struct {
+	alias    [families]int8
+	ranks    int // 0 in the zero contract only
+	filtered bool
+}
+
+// tell logs, once per change, which names the engine exports and how it is read.
+func (s *Scraper) tell(got *values) {
+	now := contract{alias: got.alias, ranks: got.ranks, filtered: s.filtered}
+	if now == s.contract {
 		return
 	}
-	s.contract, s.contracted = got.alias, true
+	s.contract = now
 	var found, missing []string
 	for f := range table {
 		if a := got.alias[f]; a >= 0 {
@@ -40,7 +51,7 @@ func (s *Scraper) check(p page, got *values) {
 			missing = append(missing, table[f].names[0])
 		}
 	}
-	s.log.Info("metrics page understood", "url", s.cfg.URL, "ranks", got.ranks,
+	s.log.Info("metrics page understood", "url", s.cfg.URL, "ranks", got.ranks, "filtered", s.filtered,
 		"found", strings.Join(slices.Compact(found), " "), "missing_optional", strings.Join(slices.Compact(missing), " "))
 }
 

@@ -84,7 +84,7 @@ func (c Config) pageURL() (*url.URL, error) {
 	}
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && u.Path != "":
-	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.RawQuery == "":
+	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.RawQuery == "" && u.User == nil:
 	default:
 		return nil, fmt.Errorf("scraper: url %q: use http://host:port or unix:///path.sock", c.URL)
 	}
@@ -99,7 +99,7 @@ type Scraper struct {
 	observe func(scheduler.Sample)
 	bad     func(at time.Time, err error)
 	fetch   func(ctx context.Context, filtered bool) (page, error)
-	close   func()
+	hangUp  func() // closes the kept connection
 
 	interval atomic.Int64 // nanoseconds between scrapes now; read by Interval
 
@@ -108,14 +108,13 @@ type Scraper struct {
 	read    reading
 	history history
 
-	filtered   bool           // the engine serves a page of only the names we need
-	settled    bool           // filtered is decided for this life of the engine
-	checked    time.Time      // last contract check; zero: due now
-	contract   [families]int8 // names found at the last check
-	contracted bool           // there was one
-	problem    Problem        // the last one logged
-	loggedAt   time.Time      // when
-	badSince   time.Time      // zero while samples are good
+	filtered bool      // the engine serves a page of only the names we need
+	settled  bool      // filtered is decided for this life of the engine
+	checked  time.Time // last contract check; zero: due now
+	contract contract  // the last one logged
+	problem  Problem   // the last one logged
+	loggedAt time.Time // when
+	badSince time.Time // zero while samples are good
 }
 
 // New makes a Scraper that calls observe with each good sample and bad with why
@@ -134,7 +133,7 @@ func New(cfg Config, reg prometheus.Registerer, log *slog.Logger, observe func(s
 	c := newClient(cfg)
 	s := &Scraper{
 		cfg: cfg, log: log, metrics: m, observe: observe, bad: bad,
-		fetch: c.fetch, close: c.http.CloseIdleConnections,
+		fetch: c.fetch, hangUp: c.http.CloseIdleConnections,
 		pace: pace{interval: cfg.Interval},
 	}
 	s.interval.Store(int64(cfg.Interval))
@@ -149,7 +148,7 @@ func (s *Scraper) Interval() time.Duration { return time.Duration(s.interval.Loa
 // Run polls until ctx ends and returns nil. One scrape is in flight at a time;
 // ticks that pass meanwhile are skipped, never made up.
 func (s *Scraper) Run(ctx context.Context) error {
-	defer s.close()
+	defer s.hangUp()
 	hash := fnv.New64a()
 	hash.Write([]byte(s.cfg.URL))
 	start := time.Now()
@@ -210,6 +209,7 @@ func (s *Scraper) tick(ctx context.Context) time.Duration {
 		if !s.settled {
 			spent += s.probe(ctx, len(p.body), &v)
 		}
+		s.tell(&v)
 	}
 	return spent
 }
@@ -270,8 +270,5 @@ func (s *Scraper) probe(ctx context.Context, fullLen int, full *values) time.Dur
 	}
 	s.settled = true
 	s.filtered = err == nil && len(p.body) <= fullLen/2 && v.alias == full.alias && v.ranks == full.ranks
-	if ctx.Err() == nil {
-		s.log.Info("metrics page chosen", "url", s.cfg.URL, "filtered", s.filtered, "bytes", len(p.body), "full_bytes", fullLen)
-	}
 	return spent
 }

@@ -255,8 +255,8 @@ func TestChecksReadAFullPage(t *testing.T) {
 		if n := strings.Count(strings.TrimPrefix(kinds, head), "full"); n != 1 {
 			t.Errorf("%d full pages in the last 20 s, want 1", n)
 		}
-		if n := strings.Count(b.logs.String(), "metrics page understood"); n != 1 {
-			t.Errorf("%d lines about the same names, want 1", n)
+		if n := strings.Count(b.logs.String(), "metrics page understood"); n != 2 {
+			t.Errorf("%d lines about the contract, want one as found and one when the filter answered", n)
 		}
 		if n := b.count("penstock_engine_scrape_errors_total", "disagrees"); n != 0 {
 			t.Errorf("%v disagreements, want 0", n)
@@ -397,6 +397,7 @@ func TestValidate(t *testing.T) {
 		`url ""`:                  func(c *Config) { c.URL = "" },
 		`url "localhost:8000"`:    func(c *Config) { c.URL = "localhost:8000" },
 		`url "unix://run/x.sock"`: func(c *Config) { c.URL = "unix://run/x.sock" },
+		`use http://host:port`:    func(c *Config) { c.URL = "http://user:secret@h:1" }, // would be logged
 		`url "http://h:1/?a=b"`:   func(c *Config) { c.URL = "http://h:1/?a=b" },
 		"interval 1ms":            func(c *Config) { c.Interval = time.Millisecond },
 		"timeout 1s":              func(c *Config) { c.Timeout = time.Second },
