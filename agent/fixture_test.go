@@ -42,7 +42,6 @@ type vllmServer struct {
 	cfg     simengine.Config
 	sim     atomic.Pointer[simengine.Server]
 	metrics atomic.Bool // false: /metrics answers 500
-	delay   atomic.Int64
 	end     func()
 }
 
@@ -93,7 +92,9 @@ func (v *vllmServer) start() {
 // node is an agent with everything it needs in memory, and a gateway's mailbox.
 type node struct {
 	t      *testing.T
-	vllm   *vllmServer
+	vllm   *vllmServer // in newNode
+	fake   *fakeEngine // in newStage
+	store  *store
 	cfg    Config
 	agent  *Agent
 	queue  *qmemory.Queue
@@ -102,6 +103,7 @@ type node struct {
 	prom   *prometheus.Registry
 	logs   *syncBuffer
 	ids    atomic.Uint64
+	last   string // id of the message under test
 	stop   func()
 	done   chan error
 	mu     sync.Mutex
@@ -109,15 +111,33 @@ type node struct {
 	news   chan struct{} // closed and replaced at every event
 }
 
-// newNode wires an agent to a started engine; run starts it.
+// newNode wires an agent to a simulated vLLM; run starts it.
 func newNode(t *testing.T, change ...func(*Config)) *node {
 	t.Helper()
-	n := &node{t: t, vllm: newVLLM(t), bus: bus.New(), prom: prometheus.NewRegistry(), logs: &syncBuffer{}, events: map[string][]response.Event{}, news: make(chan struct{}), done: make(chan error, 1)}
-	n.vllm.start()
-	t.Cleanup(func() { n.vllm.end() })
+	v := newVLLM(t)
+	v.start()
+	t.Cleanup(func() { v.end() })
+	n := wire(t, v.addr, change...)
+	n.vllm = v
+	return n
+}
+
+// newStage wires an agent to an engine that does what the test says, for synctest.
+func newStage(t *testing.T, change ...func(*Config)) *node {
+	t.Helper()
+	n := wire(t, "127.0.0.1:1", change...)
+	n.fake = newFakeEngine(n)
+	n.agent.engine = n.fake.upstream()
+	n.agent.scrape = n.fake.scrape
+	return n
+}
+
+func wire(t *testing.T, addr string, change ...func(*Config)) *node {
+	t.Helper()
+	n := &node{t: t, bus: bus.New(), prom: prometheus.NewRegistry(), logs: &syncBuffer{}, events: map[string][]response.Event{}, news: make(chan struct{}), done: make(chan error, 1)}
 	n.cfg = DefaultConfig()
 	n.cfg.Node = "node-1"
-	n.cfg.SetEngine("http://" + n.vllm.addr)
+	n.cfg.SetEngine("http://" + addr)
 	for _, c := range change {
 		c(&n.cfg)
 	}
@@ -130,11 +150,12 @@ func newNode(t *testing.T, change ...func(*Config)) *node {
 	}
 	n.reg, err = rmemory.New(rc, n.bus.Append, func(_, id, attempt string) { n.agent.Cancel(id, attempt) })
 	check(t, err)
+	n.store = &store{Records: n.reg}
 	closeBox, err := n.bus.Open(mailbox, n.take)
 	check(t, err)
 	t.Cleanup(closeBox)
 	n.agent, err = New(n.cfg, Deps{
-		Records: n.reg, Directory: n.reg, Consumer: n.queue.Consumer("node-1"), Append: n.bus.Append,
+		Records: n.store, Directory: n.reg, Consumer: n.queue.Consumer("node-1"), Append: n.bus.Append,
 		Peers: func() []fleet.Row { return nil }, Metrics: n.prom,
 		Log: slog.New(slog.NewTextHandler(n.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
@@ -147,7 +168,14 @@ func newNode(t *testing.T, change ...func(*Config)) *node {
 	return n
 }
 
+// run starts the agent and waits until it is ready.
 func (n *node) run() *node {
+	n.start()
+	n.until("ready", func() bool { return n.agent.Health().Ready })
+	return n
+}
+
+func (n *node) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { n.done <- n.agent.Run(ctx) }()
 	n.stop = sync.OnceFunc(cancel)
@@ -161,8 +189,6 @@ func (n *node) run() *node {
 			n.t.Error("Run does not return")
 		}
 	})
-	n.until("ready", func() bool { return n.agent.Health().Ready })
-	return n
 }
 
 func (n *node) take(e response.Event) {
@@ -241,14 +267,34 @@ func tenant(name string) func(*queue.Message) {
 	return func(m *queue.Message) { m.Lane.Tenant = name }
 }
 
-// send opens m's record and publishes it, as a gateway does.
-func (n *node) send(m *queue.Message) *queue.Message {
+// open opens m's record, as a gateway does.
+func (n *node) open(m *queue.Message) {
 	n.t.Helper()
 	_, err := n.reg.Open(context.Background(), registry.Request{ID: m.ID, Lane: m.Lane, Reply: m.Reply, Deadline: m.Deadline, Tokens: m.Tokens(), Bytes: len(m.Body), Limit: time.Hour},
 		registry.Drain{Engines: 1})
 	check(n.t, err)
+}
+
+// send opens m's record and publishes it.
+func (n *node) send(m *queue.Message) *queue.Message {
+	n.t.Helper()
+	n.open(m)
 	check(n.t, n.queue.Publish(context.Background(), m))
 	return m
+}
+
+// full sets the fake engine so that a big request waits for tokens that are about
+// to come free: it is held.
+func (n *node) full() { n.level(0.79) }
+
+// big is a request that starts below a KV usage of 0.69 only.
+func big(m *queue.Message) { m.PromptTokens = 15_000 }
+
+// level sets the fake engine's KV usage and waits until it is seen.
+func (n *node) level(kv float64) {
+	n.t.Helper()
+	n.fake.set(func(f *fakeEngine) { f.sample.Running, f.sample.KV = 4, kv })
+	n.until("full", func() bool { return n.agent.state(time.Now(), 0).View.KV == kv })
 }
 
 func hexID(n uint64) string {

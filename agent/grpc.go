@@ -22,9 +22,9 @@ const (
 	// Readiness is a second name of "", for probes that need one.
 	Readiness = "readiness"
 
-	maxStreams   = 256              // per connection; grpc's default is no limit
-	pingsAllowed = 10 * time.Second // closest keepalive pings of a client; grpc's default of 5 min cuts off careful clients
-	stopWithin   = 2 * time.Second  // for calls in progress when Serve ends
+	maxStreams   = 256                    // per connection; grpc's default is no limit
+	pingsAllowed = 10 * time.Second       // closest keepalive pings of a client; grpc's default of 5 min cuts off careful clients
+	stopWithin   = 200 * time.Millisecond // for calls in progress when Serve ends
 )
 
 // GRPC serves grpc.health.v1 for one agent or several in one process: "" and

@@ -30,7 +30,7 @@ func (a *Agent) relay(ctx context.Context, r *run) outcome {
 	} else {
 		o = a.plain(ctx, r, req)
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && o.reason != reason.Finished {
 		a.metrics.sent.Inc()
 		a.core.closed(time.Now())
 	}
@@ -98,16 +98,11 @@ func (a *Agent) send(ctx context.Context, now time.Time, r *run, chunk []byte) e
 		owner, err = a.deps.Records.First(ctx, r.m.ID, r.attempt, event)
 		return err
 	})
-	switch {
-	case err != nil && ctx.Err() == nil:
-		return errUnrenewed
-	case err != nil:
-		return err
-	case !owner:
-		return errLost
+	if err == nil && !owner {
+		err = errLost
 	}
-	r.first.Store(true)
-	return nil
+	r.first.Store(err == nil)
+	return err
 }
 
 // beat tells the gateway of every attempt that is silent that it lives. A run
