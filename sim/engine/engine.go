@@ -32,6 +32,7 @@ type Request struct {
 // Kind says what an Event tells.
 type Kind uint8
 
+// The kinds of Event.
 const (
 	Token    Kind = iota + 1 // one more output token, more to come
 	Finished                 // the last output token (no token where Output is 0)

@@ -42,7 +42,6 @@ type outcome struct {
 	Request
 	tokens int
 	over   Kind
-	order  int // of its first token
 }
 
 // TestProperties drives random loads with random aborts and holds the engine to

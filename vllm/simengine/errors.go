@@ -21,6 +21,12 @@ var errBusy = &apiError{
 	Message: "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.",
 }
 
+var errDead = &apiError{
+	Status:  http.StatusInternalServerError,
+	Type:    "InternalServerError",
+	Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+}
+
 // body is the error as a whole answer: no spaces.
 func (e *apiError) body() []byte { return e.render(",", ":") }
 

@@ -73,7 +73,7 @@ func New(cfg Config) (*Server, error) {
 // as it does when vLLM is stopped. Every step has an absolute deadline, so late
 // timers don't add up.
 func (s *Server) Run(ctx context.Context) error {
-	defer s.Fail("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+	defer s.Fail()
 	var due time.Time // when the last step should have ended
 	for {
 		took, ok := s.begin()
@@ -226,16 +226,16 @@ func (s *Server) Sleep(level int) {
 	s.nudge()
 }
 
-// Fail ends everything in flight with an HTTP 500 of this message, or an error
-// event where the answer has begun, and answers so from now on: the engine's
-// process is dead, the HTTP side is not.
-func (s *Server) Fail(message string) {
+// Fail ends everything in flight with an HTTP 500, or an error event where the
+// answer has begun, and answers so from now on: the engine's process is dead, the
+// HTTP side is not.
+func (s *Server) Fail() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failure != nil {
 		return
 	}
-	s.failure = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: message}
+	s.failure = errDead
 	for id, t := range s.tracks {
 		t.call.failed = s.failure
 		delete(s.tracks, id)

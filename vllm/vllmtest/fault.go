@@ -17,6 +17,7 @@ import (
 // Fault is something wrong with the engine. Faults combine.
 type Fault uint64
 
+// Faults of the engine and its answers, then those of its metrics page.
 const (
 	Hung       Fault = 1 << iota // no step ends, no gauge moves, streams are silent; /health is 200
 	Asleep                       // engine_sleep_state says weights_offloaded, no step
@@ -34,6 +35,7 @@ const (
 	MetricsTruncated // 200, the page ends in the middle of a line
 	MetricsCut       // the connection is cut in the middle of the page
 	KVMissing        // no KV usage on the page
+	LoadMissing      // no running and waiting on the page
 	KVNaN            // its value is NaN
 	KVInf            // +Inf
 	KVNegative       // -0.25
@@ -67,7 +69,7 @@ func (e *Engine) apply() {
 	}
 	e.server.Sleep(level)
 	if e.has(EngineDead) {
-		e.server.Fail(messageDead)
+		e.server.Fail()
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 // Dialect is a version or front end whose metrics page looks different.
 type Dialect uint8
 
+// The dialects.
 const (
 	V032          Dialect = iota // vLLM 0.32.0, one API server
 	V014                         // vLLM 0.14.1: no waiting_by_reason, admission_rejections, kv_cache_size_tokens; also TPOT
@@ -148,10 +149,15 @@ func (e *Engine) metrics(w http.ResponseWriter, r *http.Request, sound http.Hand
 	_, _ = w.Write(page)
 }
 
+var load = regexp.MustCompile(`(?m)^(# \w+ )?vllm:num_requests_(running|waiting)[ {].*\n`)
+
 var kvValue = regexp.MustCompile(`(?m)^(vllm:(?:kv|gpu)_cache_usage_perc\{.*\} )\S+\n`)
 
-// spoil applies the faults of the KV usage.
+// spoil applies the faults of single values.
 func (e *Engine) spoil(page []byte) []byte {
+	if e.has(LoadMissing) {
+		page = load.ReplaceAll(page, nil)
+	}
 	for f, with := range map[Fault]string{KVMissing: "", KVNaN: "${1}NaN\n", KVInf: "${1}+Inf\n", KVNegative: "${1}-0.25\n", KVOver: "${1}1.75\n"} {
 		if e.has(f) {
 			page = kvValue.ReplaceAll(page, []byte(with))

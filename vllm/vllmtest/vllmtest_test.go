@@ -169,6 +169,7 @@ func TestFaultsOfThePage(t *testing.T) {
 		{"negative", KVNegative, "/metrics", regexp.QuoteMeta(kv) + `-0\.25\n`, false},
 		{"over", KVOver, "/metrics", regexp.QuoteMeta(kv) + `1\.75\n`, false},
 		{"missing", KVMissing, "/metrics/?name[]=vllm:kv_cache_usage_perc", `^$`, false},
+		{"load missing", LoadMissing, "/metrics/?name[]=vllm:num_requests_running&name[]=vllm:num_requests_waiting", `^$`, false},
 		{"filter ignored", FilterIgnored, "/metrics/?name[]=vllm:kv_cache_usage_perc", `vllm:num_requests_running\{`, false},
 		{"filter empty", FilterEmpty, "/metrics/?name[]=vllm:kv_cache_usage_perc", `^$`, false},
 		{"filter empty, full page", FilterEmpty, "/metrics", `vllm:num_requests_running\{`, false},
