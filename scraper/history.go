@@ -14,9 +14,10 @@ type history struct {
 
 // sample is a good page as the scheduler sees it. A counter below the last one
 // means that the engine's process is new; rates then wait for the next page.
-func (h *history) sample(v *values, at time.Time) scheduler.Sample {
+func (h *history) sample(v *values, asked, at time.Time) scheduler.Sample {
 	s := scheduler.Sample{
 		At:          at,
+		Asked:       asked,
 		KV:          v.of[kvUsage],
 		Running:     int(v.of[running]),
 		Waiting:     int(v.of[waiting]),

@@ -33,8 +33,8 @@ func TestStepTime(t *testing.T) {
 		{"absurd", itl + "sum 1\n" + itl + "count 10\n", itl + "sum 1e17\n" + itl + "count 11\n", 0, false},
 	} {
 		var h history
-		h.sample(read(tc.before), time.Time{})
-		got := h.sample(read(tc.after), time.Time{})
+		h.sample(read(tc.before), time.Time{}, time.Time{})
+		got := h.sample(read(tc.after), time.Time{}, time.Time{})
 		if (got.StepTime-tc.want).Abs() > time.Microsecond || got.Restarted != tc.restarted {
 			t.Errorf("%s: step %v, restarted %v; want %v, %v", tc.name, got.StepTime, got.Restarted, tc.want, tc.restarted)
 		}

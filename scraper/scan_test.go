@@ -67,7 +67,7 @@ func TestPages(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(want, h.sample(&v, time.Time{})); diff != "" {
+			if diff := cmp.Diff(want, h.sample(&v, time.Time{}, time.Time{})); diff != "" {
 				t.Errorf("sample (-want +got):\n%s", diff)
 			}
 		})
@@ -239,7 +239,7 @@ func TestScanAllocatesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			h.sample(&v, time.Time{})
+			h.sample(&v, time.Time{}, time.Time{})
 		}); n != 0 {
 			t.Errorf("%s: %v allocations, want 0", name, n)
 		}

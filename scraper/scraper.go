@@ -179,9 +179,10 @@ func (s *Scraper) Run(ctx context.Context) error {
 // tick reads one page, hands on what it says and returns how long the engine was
 // busy with us.
 func (s *Scraper) tick(ctx context.Context) time.Duration {
-	check := s.checked.IsZero() || time.Since(s.checked) >= s.cfg.CheckEvery
+	asked := time.Now()
+	check := s.checked.IsZero() || asked.Sub(s.checked) >= s.cfg.CheckEvery
 	if check && s.filtered {
-		s.checked = time.Now() // a full page that takes too long must not blind us: next try at the next check
+		s.checked = asked // a full page that takes too long must not blind us: next try at the next check
 	}
 	p, spent, err := s.get(ctx, s.filtered && !check)
 	at := time.Now()
@@ -196,7 +197,7 @@ func (s *Scraper) tick(ctx context.Context) time.Duration {
 		s.fail(at, err)
 		return spent
 	}
-	sample := s.history.sample(&v, at)
+	sample := s.history.sample(&v, asked, at)
 	s.good(at)
 	s.observe(sample)
 	if sample.Restarted {

@@ -107,6 +107,9 @@ func TestTicksKeepTheirGrid(t *testing.T) {
 		if got := b.Interval(); got != 50*time.Millisecond {
 			t.Errorf("interval %v, want 50ms", got)
 		}
+		if s := b.samples[1]; !s.Asked.Equal(b.asked[2]) || s.At.Sub(s.Asked) != 1300*time.Microsecond {
+			t.Errorf("asked %v, read %v; want the time of the fetch, 1.3ms apart", s.Asked, s.At)
+		}
 	})
 }
 
