@@ -54,10 +54,8 @@ func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind strin
 	open := g.open.Add(1)
 	defer g.leave()
 	if r.ProtoMajor == 1 {
-		// What net/http writes after the handler must not hang either; HTTP/2
-		// has its own way to do that and no use for these.
-		_ = x.rc.SetWriteDeadline(time.Time{})
-		defer func() { _ = x.rc.SetWriteDeadline(time.Now().Add(g.cfg.WriteLimit)) }()
+		_ = x.rc.SetWriteDeadline(time.Time{}) // an answer may take long; each write has a limit of its own
+		defer x.boundTail()
 	}
 	if f := x.accept(int(open)); f != nil {
 		x.refuse(f)
@@ -75,6 +73,15 @@ func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind strin
 	}
 	x.queued = true
 	x.run()
+}
+
+// boundTail limits what net/http still writes when the handler has returned. A
+// client that was cut off must not get it: a proper end without [DONE] would look
+// like success.
+func (x *exchange) boundTail() {
+	if x.waiter == nil || !x.waiter.wasCut() {
+		_ = x.rc.SetWriteDeadline(time.Now().Add(x.g.cfg.WriteLimit))
+	}
 }
 
 func (g *Gateway) leave() {
@@ -97,7 +104,7 @@ func (x *exchange) accept(open int) *refusal {
 		return &refusal{reason: reason.Overloaded, detail: fmt.Sprintf("This gateway holds %d open requests, its limit.", cfg.MaxOpen)}
 	}
 	if _, err := x.g.mailbox(); err != nil {
-		x.g.deps.Log.Warn("mailbox not open", "error", err)
+		x.g.warn("open mailbox", err)
 		return &refusal{reason: reason.RecordStoreAway}
 	}
 	var ok bool
@@ -153,7 +160,7 @@ func (x *exchange) queue() *refusal {
 	g, p := x.g, &x.request
 	known, err := g.directory.known(x.r.Context(), p.model)
 	if err != nil {
-		g.deps.Log.Warn("engine directory unreadable", "error", err)
+		g.warn("read directory", err)
 		return &refusal{reason: reason.RecordStoreAway, model: p.model}
 	}
 	if len(known) == 0 {
@@ -200,7 +207,7 @@ func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
 		x.cancel(false)
 	}
 	switch {
-	case context.Cause(x.r.Context()) == errCut:
+	case errors.Is(context.Cause(x.r.Context()), errCut):
 		why = reason.Draining
 	case gone:
 		return &refusal{reason: reason.ClientGone}
@@ -209,7 +216,7 @@ func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
 	case errors.Is(err, queue.ErrClosed):
 		why = reason.Draining
 	default:
-		x.g.deps.Log.Warn("request not queued", "id", x.id, "reason", why.String(), "error", err)
+		x.g.warn(why.String(), err)
 	}
 	return &refusal{reason: why, model: x.request.model}
 }
@@ -220,7 +227,7 @@ func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
 	defer done()
 	c, err := x.g.deps.Records.Cancel(ctx, x.id, onlyIfQueued)
 	if err != nil {
-		x.g.deps.Log.Warn("cancel failed", "id", x.id, "error", err)
+		x.g.warn("cancel", err)
 	}
 	queued := err == nil && (c.State == registry.Queued || c.State == registry.Unknown)
 	if x.g.deps.Discard != nil && (queued || !onlyIfQueued) {
@@ -229,8 +236,12 @@ func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
 	return c, err
 }
 
+// seed is random per request.
+func (x *exchange) seed() byte { return x.id[0] ^ x.id[1]<<4 }
+
 // refuse answers a request that was never relayed, with a true status.
 func (x *exchange) refuse(f *refusal) {
+	f.seed = x.seed()
 	if f.reason == reason.ClientGone {
 		x.finish(statusClientGone, reason.ClientGone, response.Usage{})
 		return

@@ -24,7 +24,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		g.metrics.refused(status, why)
 	}
 	if why == reason.Finished && used.Known {
-		g.prices.learn(x.tenant, &x.request, used.Prompt, used.Output)
+		g.prices.learn(x.tenant, &x.request, used)
 	}
 	var ttft time.Duration
 	if !v.first.IsZero() {
@@ -33,7 +33,11 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		model.service.Observe(max(now.Sub(x.arrived)-v.inQueue, 0).Seconds())
 		if x.request.stream {
 			g.metrics.ttft.Observe(ttft.Seconds())
-			if tokens := max(used.Output/max(x.request.sequences, 1), v.chunks); tokens > 1 && why == reason.Finished {
+			tokens := v.chunks
+			if used.Known {
+				tokens = used.Output / max(x.request.sequences, 1)
+			}
+			if tokens > 1 && why == reason.Finished {
 				g.metrics.tpot.Observe(v.latest.Sub(v.first).Seconds() / float64(tokens-1))
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"penstock/cost"
 	"penstock/fleet"
 	"penstock/queue"
 	"penstock/reason"
@@ -29,7 +30,8 @@ const (
 	bodyWait    = 60 * time.Second // longest a client may take to send its body
 	idleWait    = 120 * time.Second
 	maxHeaders  = 64 << 10
-	maxStreams  = 1024            // requests at once on one HTTP/2 connection
+	maxStreams  = 1024 // requests at once on one HTTP/2 connection
+	warnEvery   = 10 * time.Second
 	closingWait = 2 * time.Second // for connections to end once their requests have
 )
 
@@ -62,6 +64,8 @@ type Gateway struct {
 	started   time.Time
 	mailbox   func() (closeMailbox func(), err error) // opens it at its first call
 
+	warned sync.Map // call to time.Time of its last warning; a few fixed keys
+
 	open     atomic.Int64  // requests between arrival and outcome
 	empty    chan struct{} // size 1: open fell to 0 while draining
 	serving  atomic.Bool
@@ -84,6 +88,10 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 			return nil, fmt.Errorf("gateway: Deps.%s is missing", name)
 		}
 	}
+	estimate, err := cost.New(cost.DefaultConfig())
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
 	m, err := newMetrics(deps.Metrics, &cfg)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
@@ -91,7 +99,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	g := &Gateway{
 		cfg: cfg, deps: deps, metrics: m,
 		directory: directory{from: deps.Directory, rows: deps.Rows, rates: map[string]rate{}},
-		prices:    newPrices(),
+		prices:    prices{estimate: estimate},
 		waiters:   newWaiters(),
 		reply:     newID(),
 		started:   time.Now(),
@@ -107,7 +115,7 @@ func (g *Gateway) routes() {
 	for path, kind := range map[string]string{
 		"/v1/chat/completions": "chat",
 		"/v1/completions":      "completion",
-		"/v1/embeddings":       "embedding",
+		"/v1/embeddings":       embedding,
 	} {
 		g.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { g.infer(w, r, path, kind) })
 		g.mux.HandleFunc(path, g.wrongMethod("POST"))
@@ -129,7 +137,7 @@ func (g *Gateway) routes() {
 func (g *Gateway) wrongMethod(allowed string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Allow", allowed)
-		g.refuseEarly(w, &refusal{reason: reason.NotFound, detail: fmt.Sprintf("%s wants %s.", r.URL.Path, allowed)})
+		g.refuseEarly(w, &refusal{reason: reason.NotFound, status: http.StatusMethodNotAllowed, detail: fmt.Sprintf("%s wants %s.", r.URL.Path, allowed)})
 	}
 }
 
@@ -139,8 +147,29 @@ func (g *Gateway) refuseEarly(w http.ResponseWriter, f *refusal) {
 	g.metrics.refused(status, f.reason)
 }
 
+// warn logs a call that failed, at most every warnEvery for one kind of call: when
+// a store is away, every request meets it.
+func (g *Gateway) warn(call string, err error) {
+	now := time.Now()
+	last, seen := g.warned.Swap(call, now)
+	if seen && now.Sub(last.(time.Time)) < warnEvery {
+		g.warned.Store(call, last)
+		return
+	}
+	g.deps.Log.Warn("call failed", "call", call, "error", err)
+}
+
 // Handler serves clients without a listener of its own, for tests and embedding.
-func (g *Gateway) Handler() http.Handler { return g.mux }
+func (g *Gateway) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor == 1 {
+			// Also bounds what net/http writes after the handler. HTTP/2 bounds
+			// that itself, and there a deadline would end a silent stream.
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(g.cfg.WriteLimit))
+		}
+		g.mux.ServeHTTP(w, r)
+	})
+}
 
 // Ready reports whether new requests are taken, and why not. Any goroutine may
 // call it.
@@ -168,7 +197,7 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	base, cut := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cut(nil)
 	server := &http.Server{
-		Handler:           g.mux,
+		Handler:           g.Handler(),
 		ReadHeaderTimeout: headerWait,
 		IdleTimeout:       idleWait,
 		MaxHeaderBytes:    maxHeaders,

@@ -39,10 +39,13 @@ func HashKey(key string) string {
 func ParseKeys(yaml []byte) (*Keys, error) {
 	file, err := parser.ParseBytes(yaml, 0)
 	if err != nil {
-		return nil, fmt.Errorf("api keys: %w", err)
+		line, _, _ := strings.Cut(err.Error(), "\n") // what follows quotes the file, keys and all
+		return nil, fmt.Errorf("api keys: %s", line)
+	}
+	if len(file.Docs) > 1 {
+		return nil, errors.New("api keys: the file has several documents; keep one")
 	}
 	keys := &Keys{byPrefix: map[uint64][]apiKey{}}
-	tenants := map[string]int{} // to the line
 	for _, doc := range file.Docs {
 		if doc.Body == nil {
 			continue
@@ -53,7 +56,7 @@ func ParseKeys(yaml []byte) (*Keys, error) {
 		}
 		for entry := mapping.MapRange(); entry.Next(); {
 			line := entry.Key().GetToken().Position.Line
-			if err := keys.add(entry, tenants); err != nil {
+			if err := keys.add(entry); err != nil {
 				return nil, fmt.Errorf("api keys: line %d: %w", line, err)
 			}
 		}
@@ -64,16 +67,11 @@ func ParseKeys(yaml []byte) (*Keys, error) {
 	return keys, nil
 }
 
-func (k *Keys) add(entry *ast.MapNodeIter, tenants map[string]int) error {
+func (k *Keys) add(entry *ast.MapNodeIter) error {
 	tenant, ok := scalar(entry.Key())
 	if !ok || tenant == "" {
 		return errors.New("the tenant must be a plain word")
 	}
-	line := entry.Key().GetToken().Position.Line
-	if first, dup := tenants[tenant]; dup {
-		return fmt.Errorf("tenant %q is already on line %d", tenant, first)
-	}
-	tenants[tenant] = line
 	key, ok := scalar(entry.Value())
 	if !ok || key == "" {
 		return fmt.Errorf("the key of %q must be a text; quote it", tenant)

@@ -40,7 +40,7 @@ type directory struct {
 
 type reading struct {
 	at      time.Time
-	engines []registry.Engine
+	byModel map[string][]registry.Engine
 }
 
 type rate struct {
@@ -49,50 +49,50 @@ type rate struct {
 	firstToken time.Duration
 }
 
-// engines returns the directory, at most maxAge old where the store answers.
-func (d *directory) engines(ctx context.Context, maxAge time.Duration) ([]registry.Engine, error) {
+// read returns the directory, at most maxAge old where the store answers.
+func (d *directory) read(ctx context.Context, maxAge time.Duration) (*reading, error) {
 	last := d.last.Load()
 	if last != nil && time.Since(last.at) <= maxAge {
-		return last.engines, nil
+		return last, nil
 	}
 	if last != nil && time.Since(last.at) <= directoryOld {
 		if !d.reading.TryLock() {
-			return last.engines, nil // somebody reads already
+			return last, nil // somebody reads already
 		}
 	} else {
 		d.reading.Lock()
 	}
 	defer d.reading.Unlock()
 	if last = d.last.Load(); last != nil && time.Since(last.at) <= maxAge {
-		return last.engines, nil
+		return last, nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), directoryWait) // it is for others too
 	defer cancel()
 	engines, err := d.from.Engines(ctx)
 	if err != nil {
 		if last != nil && time.Since(last.at) <= directoryOld {
-			return last.engines, nil
+			return last, nil
 		}
 		return nil, err
 	}
-	d.last.Store(&reading{at: time.Now(), engines: engines})
-	return engines, nil
+	now := &reading{at: time.Now(), byModel: map[string][]registry.Engine{}}
+	for _, e := range engines {
+		for _, model := range e.Models {
+			now.byModel[model] = append(now.byModel[model], e)
+		}
+	}
+	d.last.Store(now)
+	return now, nil
 }
 
 // known returns the engines that serve model, live or lately seen.
 func (d *directory) known(ctx context.Context, model string) ([]registry.Engine, error) {
 	for _, age := range []time.Duration{directoryAge, directoryMiss} {
-		engines, err := d.engines(ctx, age)
+		now, err := d.read(ctx, age)
 		if err != nil {
 			return nil, err
 		}
-		var found []registry.Engine
-		for i := range engines {
-			if slices.Contains(engines[i].Models, model) {
-				found = append(found, engines[i])
-			}
-		}
-		if len(found) > 0 {
+		if found := now.byModel[model]; len(found) > 0 {
 			return found, nil
 		}
 	}
@@ -158,9 +158,9 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 		g.refuseEarly(w, &refusal{reason: reason.NoKey})
 		return
 	}
-	engines, err := g.directory.engines(r.Context(), directoryAge)
+	known, err := g.directory.read(r.Context(), directoryAge)
 	if err != nil {
-		g.deps.Log.Warn("engine directory unreadable", "error", err)
+		g.warn("read directory", err)
 		g.refuseEarly(w, &refusal{reason: reason.RecordStoreAway})
 		return
 	}
@@ -175,19 +175,20 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 		Object string  `json:"object"`
 		Data   []model `json:"data"`
 	}{"list", []model{}}
-	now := time.Now()
-	for i := range engines {
-		if now.Sub(engines[i].Seen) > engineGone {
-			continue
-		}
-		for _, id := range engines[i].Models {
-			length := engines[i].MaxModelLen
-			at := slices.IndexFunc(list.Data, func(m model) bool { return m.ID == id })
-			if at < 0 {
-				list.Data = append(list.Data, model{ID: id, Object: "model", Created: g.started.Unix(), OwnedBy: "penstock", MaxModelLen: length})
-			} else if have := &list.Data[at].MaxModelLen; *have == 0 || length > 0 && length < *have {
-				*have = length
+	for id, engines := range known.byModel {
+		m := model{ID: id, Object: "model", Created: g.started.Unix(), OwnedBy: "penstock"}
+		shown := false
+		for i := range engines {
+			if time.Since(engines[i].Seen) > engineGone {
+				continue
 			}
+			shown = true
+			if length := engines[i].MaxModelLen; m.MaxModelLen == 0 || length > 0 && length < m.MaxModelLen {
+				m.MaxModelLen = length
+			}
+		}
+		if shown {
+			list.Data = append(list.Data, m)
 		}
 	}
 	slices.SortFunc(list.Data, func(a, b model) int { return cmp.Compare(a.ID, b.ID) })

@@ -27,6 +27,8 @@ type refusal struct {
 	wait    time.Duration // predicted wait, or for a passed deadline the wait that was
 	retry   time.Duration // come back then; 0 = the table's
 	noRetry bool          // x-should-retry: false on top of the table's
+	status  int           // 0 = the table's
+	seed    byte          // random per request: spreads the table's retry
 }
 
 // rule is one line of the table.
@@ -81,21 +83,27 @@ var rules = map[reason.Reason]rule{
 
 // rule finds the line for a refusal. A reason without one is a fault in the
 // engine's side that nobody foresaw: 503.
-func (cfg *Config) rule(f *refusal) rule {
+func (c *Config) rule(f *refusal) rule {
 	r, ok := rules[f.reason]
 	if !ok {
 		r = rule{status: 503, kind: unavailable, retry: leastRetry}
 	}
-	if (f.reason == reason.Overloaded || f.reason == reason.LaneFull) && cfg.SaturatedStatus == http.StatusServiceUnavailable {
+	if (f.reason == reason.Overloaded || f.reason == reason.LaneFull) && c.SaturatedStatus == http.StatusServiceUnavailable {
 		r.status, r.kind = http.StatusServiceUnavailable, unavailable
+	}
+	if f.status != 0 {
+		r.status = f.status
 	}
 	if r.code == "" {
 		r.code = f.reason.String()
 	}
-	if f.retry > 0 && r.retry > 0 {
-		r.retry = f.retry
-	}
 	if r.retry > 0 {
+		// The table's times spread by a quarter, so that a crowd does not come back
+		// at once; a refusal's own is spread already.
+		r.retry = (r.retry + r.retry*time.Duration(f.seed)/(4*255)).Truncate(time.Second)
+		if f.retry > 0 {
+			r.retry = f.retry
+		}
 		r.retry = min(max(wholeSeconds(r.retry), leastRetry), mostRetry)
 	}
 	r.noRetry = r.noRetry || f.noRetry
@@ -150,7 +158,7 @@ func (f *refusal) cause() string {
 	case reason.EngineRefused:
 		return "The engine refused the request."
 	case reason.NoKey:
-		return "No valid API key. Send \"Authorization: Bearer <key>\"."
+		return "No valid API key. Send \"Authorization: Bearer KEY\"."
 	case reason.Forbidden:
 		return "This API key may not do that."
 	case reason.UnknownModel:
@@ -198,8 +206,8 @@ func errorBody(message, kind, param, code string) []byte {
 
 // write sends a refusal as a true status and returns it. Nothing may have been
 // written to w before.
-func (cfg *Config) write(w http.ResponseWriter, f *refusal) (status int) {
-	r := cfg.rule(f)
+func (c *Config) write(w http.ResponseWriter, f *refusal) (status int) {
+	r := c.rule(f)
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("X-Penstock-Reason", f.reason.String())
@@ -222,8 +230,8 @@ func (cfg *Config) write(w http.ResponseWriter, f *refusal) (status int) {
 }
 
 // errorEvent is a refusal on a stream whose status is sent already.
-func (cfg *Config) errorEvent(f *refusal) []byte {
-	r := cfg.rule(f)
+func (c *Config) errorEvent(f *refusal) []byte {
+	r := c.rule(f)
 	return errorFrame(errorBody(f.text(r.retry), r.kind, f.param, r.code))
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -283,7 +284,7 @@ func (x *exchange) expire(now time.Time) (over bool) {
 func (x *exchange) fail(f *refusal) { x.failWith(f, response.Usage{}) }
 
 func (x *exchange) failWith(f *refusal, used response.Usage) {
-	f.model = x.request.model
+	f.model, f.seed = x.request.model, x.seed()
 	var status int
 	switch {
 	case !x.relay.sent:
@@ -303,7 +304,7 @@ func (x *exchange) failWith(f *refusal, used response.Usage) {
 func (x *exchange) abandon() {
 	c, err := x.cancel(false)
 	slow := x.waiter.wasCut()
-	if !slow && context.Cause(x.r.Context()) == errCut {
+	if !slow && errors.Is(context.Cause(x.r.Context()), errCut) {
 		x.fail(&refusal{reason: reason.Draining})
 		return
 	}

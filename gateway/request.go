@@ -15,6 +15,9 @@ const (
 	maxTokens    = 1 << 24 // any larger max_tokens means "no limit"
 )
 
+// embedding is the lane type of requests that produce no tokens.
+const embedding = "embedding"
+
 // request is what the gateway reads out of a body. Everything else in it is the
 // engine's business and is passed on byte for byte.
 type request struct {
@@ -105,7 +108,7 @@ func (p *request) scalars(fields *[10]gjson.Result) *fault {
 	p.model = strings.Clone(model.Str)
 	switch stream.Type {
 	case gjson.True:
-		p.stream = p.kind != "embedding"
+		p.stream = p.kind != embedding
 	case gjson.False, gjson.Null:
 	default:
 		return faultf("stream", "\"stream\" must be true or false.")
@@ -202,10 +205,10 @@ func (p *request) content(c gjson.Result) {
 		}
 		text, other := 0, false
 		part.ForEach(func(key, value gjson.Result) bool {
-			switch k := key.String(); {
-			case k == "type":
+			switch key.String() {
+			case "type":
 				other = value.Str != "text"
-			case k == "text" || k == "refusal" || k == "thinking":
+			case "text", "refusal", "thinking":
 				text += textLen(value.Raw)
 			}
 			return true

@@ -81,7 +81,7 @@ func (w *waiter) push(e *response.Event) {
 	if w.ready.fate != open {
 		w.over = true
 	}
-	if w.ready.fate == slow {
+	if changed && w.ready.fate == slow {
 		w.cutOff()
 	}
 	w.mu.Unlock()
@@ -102,9 +102,10 @@ func (w *waiter) accept(e *response.Event) bool {
 		// relayed, this request is over. Who ended a dead attempt's request
 		// cannot know its numbering.
 		w.ready.alive = true
-		w.finish(e)
-		if foreign && e.Kind == response.Done {
+		if e.Kind == response.Done {
 			w.ready.fate = lost // another attempt's whole answer cannot follow our half
+		} else {
+			w.finish(e)
 		}
 		return true
 	}

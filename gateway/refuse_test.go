@@ -1,0 +1,312 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"penstock/fleet"
+	"penstock/queue"
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/response"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *rewrite {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s differs (-want +got), -rewrite accepts it:\n%s", path, diff)
+	}
+}
+
+// unspread undoes the one spread that shows in whole seconds.
+func unspread(s string) string { return strings.ReplaceAll(s, "in 6 seconds", "in 5 seconds") }
+
+// TestRefusals writes every refusal as a status and as a stream's end.
+func TestRefusals(t *testing.T) {
+	cfg := DefaultConfig()
+	var out strings.Builder
+	for _, why := range reason.All() {
+		if _, ok := rules[why]; !ok {
+			continue
+		}
+		f := &refusal{reason: why, model: "q", ahead: 37, wait: 12 * time.Second}
+		if rules[why].retry > 0 {
+			f.retry = 11500 * time.Millisecond
+		}
+		rec := httptest.NewRecorder()
+		cfg.write(rec, f)
+		fmt.Fprintf(&out, "== %s\n%d\n", why, rec.Code)
+		if err := rec.Result().Header.WriteSubset(&out, map[string]bool{"Content-Type": true}); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&out, "%s\n%s", rec.Body, cfg.errorEvent(f))
+		text := strings.ToLower(rec.Body.String())
+		if strings.Contains(text, "billing") || strings.Contains(text, "will reset at") {
+			t.Errorf("%s: %q has words on which an SDK gives up", why, text)
+		}
+		message, kind, code := errorOf(t, rec.Body.String())
+		if message == "" || kind == "" || code == "" || rec.Code < 400 || rec.Code == 500 {
+			t.Errorf("%s: status %d, message %q, type %q, code %q", why, rec.Code, message, kind, code)
+		}
+		if again := strings.Contains(message, "try again in 12 seconds"); again != (rec.Header().Get("Retry-After") == "12") {
+			t.Errorf("%s: text %q and Retry-After %q differ", why, message, rec.Header().Get("Retry-After"))
+		}
+	}
+	golden(t, "refusals.golden", strings.ReplaceAll(out.String(), "\r\n", "\n"))
+}
+
+func TestSaturatedStatus(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.SaturatedStatus = 503
+	for _, why := range []reason.Reason{reason.Overloaded, reason.LaneFull} {
+		if r := cfg.rule(&refusal{reason: why}); r.status != 503 || r.kind != unavailable || r.code != "server_is_overloaded" {
+			t.Errorf("%s = %+v, want 503 %s server_is_overloaded", why, r, unavailable)
+		}
+	}
+}
+
+func TestRetryAfterIsInRange(t *testing.T) {
+	cfg := DefaultConfig()
+	for in, want := range map[time.Duration]time.Duration{0: time.Second, time.Millisecond: time.Second, 4001 * time.Millisecond: 5 * time.Second, 2 * time.Hour: time.Minute} {
+		if got := cfg.rule(&refusal{reason: reason.Overloaded, retry: in}).retry; got != want {
+			t.Errorf("Retry-After for %s = %s, want %s", in, got, want)
+		}
+	}
+}
+
+// stub answers calls as a test wants.
+type stub struct {
+	registry.Records
+	registry.Directory
+	admission registry.Admission
+	openErr   error
+	engines   []registry.Engine
+	dirErr    error
+	cancels   []string
+}
+
+func (s *stub) Open(context.Context, registry.Request, registry.Drain) (registry.Admission, error) {
+	return s.admission, s.openErr
+}
+
+func (s *stub) Cancel(_ context.Context, id string, _ bool) (registry.Canceled, error) {
+	s.cancels = append(s.cancels, id)
+	return registry.Canceled{State: registry.Queued}, nil
+}
+
+func (s *stub) Engines(context.Context) ([]registry.Engine, error) { return s.engines, s.dirErr }
+
+// TestRefusedRequests drives every cause of a refusal through the handler.
+func TestRefusedRequests(t *testing.T) {
+	keys, err := ParseKeys([]byte("acme: secret"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := func(seen time.Duration, state reason.Reason) []registry.Engine {
+		e := registry.Engine{Models: []string{"q"}, State: state, Seen: time.Now().Add(-seen)}
+		return []registry.Engine{e, e, e}
+	}
+	type setup struct {
+		cfg     *Config
+		deps    *Deps
+		stub    *stub
+		request *http.Request
+		g       *Gateway
+	}
+	for _, c := range []struct {
+		name    string
+		set     func(*setup)
+		body    string
+		status  int
+		reason  string
+		message string
+		cancels int
+	}{
+		{name: "bad JSON", body: `{"model"`, status: 400, reason: "invalid_request", message: "The body is not valid JSON."},
+		{name: "duplicate key", body: `{"model":"a","MODEL":"c"}`, status: 400, reason: "invalid_request", message: "The key 'model' appears twice (names are compared in any case). Send it once."},
+		{name: "no model", body: `{}`, status: 400, reason: "invalid_request", message: `The body needs "model", a non-empty string.`},
+		{name: "bad header", set: func(s *setup) { s.request.Header.Set("X-Slo-Ttft-Ms", "-5") }, status: 400, reason: "invalid_request", message: `The header x-slo-ttft-ms is "-5". Send milliseconds from 1 to 600000.`},
+		{name: "compressed", set: func(s *setup) { s.request.Header.Set("Content-Encoding", "gzip") }, status: 400, reason: "invalid_request", message: `Content-Encoding "gzip" is not supported. Send plain JSON.`},
+		{name: "body too big", set: func(s *setup) { s.cfg.MaxBody = 10 }, status: 413, reason: "body_too_large", message: "The body is larger than 10 bytes, the limit of this gateway (max_body in its configuration)."},
+		{name: "body too big, length unknown", set: func(s *setup) { s.cfg.MaxBody, s.request.ContentLength = 10, -1 }, status: 413, reason: "body_too_large", message: "The body is larger than 10 bytes, the limit of this gateway (max_body in its configuration)."},
+		{name: "no key", set: func(s *setup) { s.cfg.Keys = keys }, status: 401, reason: "invalid_api_key", message: `No valid API key. Send "Authorization: Bearer KEY".`},
+		{name: "wrong key", set: func(s *setup) { s.cfg.Keys = keys; s.request.Header.Set("Authorization", "Bearer nope") }, status: 401, reason: "invalid_api_key", message: `No valid API key. Send "Authorization: Bearer KEY".`},
+		{name: "unknown model", set: func(s *setup) { s.stub.engines = nil }, status: 404, reason: "model_not_found", message: "The model 'q' does not exist here. GET /v1/models lists what does."},
+		{name: "engines gone", set: func(s *setup) { s.stub.engines = live(40500*time.Millisecond, reason.OK) }, status: 503, reason: "no_engine", message: "No engine for model 'q' is reachable (3 known, last seen 41 s ago). Please try again in 5 seconds."},
+		{name: "engines drain", set: func(s *setup) { s.stub.engines = live(0, reason.Draining) }, status: 503, reason: "no_engine", message: "No engine for model 'q' takes work now (3 known, draining). Please try again in 5 seconds."},
+		{name: "directory away", set: func(s *setup) { s.stub.dirErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds."},
+		{name: "store away", set: func(s *setup) { s.stub.openErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds."},
+		{name: "store fails", set: func(s *setup) { s.stub.openErr = errors.New("odd") }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds.", cancels: 1},
+		{name: "saturated", set: func(s *setup) {
+			s.stub.admission = registry.Admission{Reason: reason.Overloaded, Ahead: 37, Wait: 12 * time.Second, RetryAfter: 12 * time.Second}
+		}, status: 429, reason: "server_is_overloaded", message: "All engines for model 'q' are busy: 37 requests ahead, about 12 s. Please try again in 12 seconds."},
+		{name: "one ahead", set: func(s *setup) {
+			s.stub.admission = registry.Admission{Reason: reason.Overloaded, Ahead: 1, Wait: 1900 * time.Millisecond, RetryAfter: time.Second}
+		}, status: 429, reason: "server_is_overloaded", message: "All engines for model 'q' are busy: 1 request ahead, about 2 s. Please try again in 1 second."},
+		{name: "lane full", set: func(s *setup) {
+			s.stub.admission = registry.Admission{Reason: reason.LaneFull, Ahead: 10000, Wait: time.Minute, RetryAfter: 60 * time.Second}
+		}, status: 429, reason: "lane_full", message: "Your queue for model 'q' is full: 10000 requests ahead, about 60 s. Please try again in 60 seconds."},
+		{name: "lane full at publish", set: func(s *setup) {
+			s.deps.Publish = func(context.Context, *queue.Message) error { return fmt.Errorf("x: %w", queue.ErrFull) }
+		}, status: 429, reason: "lane_full", message: "The queue for model 'q' is full. Please try again in 1 second.", cancels: 1},
+		{name: "broker away", set: func(s *setup) {
+			s.deps.Publish = func(context.Context, *queue.Message) error { return errors.New("refused") }
+		}, status: 503, reason: "broker_away", message: "The queue cannot be reached, so the request was not accepted. Please try again in 5 seconds.", cancels: 1},
+		{name: "queue closed", set: func(s *setup) {
+			s.deps.Publish = func(context.Context, *queue.Message) error { return queue.ErrClosed }
+		}, status: 503, reason: "draining", message: "This gateway is shutting down. Please try again in 1 second.", cancels: 1},
+		{name: "draining", set: func(s *setup) { s.g.draining.Store(true) }, status: 503, reason: "draining", message: "This gateway is shutting down. Please try again in 1 second."},
+		{name: "too many open", set: func(s *setup) { s.cfg.MaxOpen = 1; s.g.open.Add(1) }, status: 429, reason: "server_is_overloaded", message: "This gateway holds 1 open requests, its limit. Please try again in 1 second."},
+		{name: "mailbox", set: func(s *setup) {
+			s.deps.OpenMailbox = func(string, func(response.Event)) (func(), error) { return nil, errors.New("no") }
+		}, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds."},
+		{name: "no route", set: func(s *setup) { s.request.URL.Path = "/v1/responses" }, status: 404, reason: "not_found", message: "There is no /v1/responses here. Try /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/models."},
+		{name: "wrong method", set: func(s *setup) { s.request.Method = "PUT" }, status: 405, reason: "not_found", message: "/v1/chat/completions wants POST."},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.body == "" {
+				c.body = streamBody
+			}
+			stub := &stub{admission: registry.Admission{Reason: reason.OK}, engines: live(0, reason.OK)}
+			var s *stage
+			set := &setup{stub: stub, request: httptest.NewRequest("POST", chatPath, strings.NewReader(c.body)), g: &Gateway{}}
+			s = newStage(t, func(cfg *Config, d *Deps) {
+				d.Records, d.Directory, d.Rows = stub, stub, func() []fleet.Row { return nil }
+				set.cfg, set.deps = cfg, d
+				if c.set != nil {
+					c.set(set)
+				}
+			})
+			s.g.draining.Store(set.g.draining.Load())
+			s.g.open.Add(set.g.open.Load())
+			rec := httptest.NewRecorder()
+			s.g.Handler().ServeHTTP(rec, set.request)
+			message, _, _ := errorOf(t, unspread(rec.Body.String()))
+			if rec.Code != c.status || rec.Header().Get("X-Penstock-Reason") != c.reason || message != c.message {
+				t.Errorf("got %d %s %q,\nwant %d %s %q", rec.Code, rec.Header().Get("X-Penstock-Reason"), message, c.status, c.reason, c.message)
+			}
+			if len(stub.cancels) != c.cancels {
+				t.Errorf("cancelled %v, want %d", stub.cancels, c.cancels)
+			}
+			if got := counter(t, s, "penstock_refusals_total", "status", fmt.Sprint(c.status), "reason", c.reason); got != 1 {
+				t.Errorf("refusals{%d,%s} = %v, want 1", c.status, c.reason, got)
+			}
+			if left := s.g.open.Load() - set.g.open.Load(); left != 0 || counter(t, s, "penstock_open_requests") != 0 {
+				t.Errorf("%d requests are still open", left)
+			}
+		})
+	}
+}
+
+// TestFailedAttempts maps every terminal event to what the client sees.
+func TestFailedAttempts(t *testing.T) {
+	for _, c := range []struct {
+		event    response.Event
+		status   int
+		code     string
+		noRetry  string
+		passedOn string
+	}{
+		{event: response.Event{Kind: response.Failed, Status: 400, Reason: reason.EngineRefused, Payload: []byte(`{"error":{"code":400}}`)}, status: 400, passedOn: `{"error":{"code":400}}`},
+		{event: response.Event{Kind: response.Failed, Status: 404, Reason: reason.EngineRefused, Payload: []byte("odd\ntext")}, status: 404, passedOn: "odd\ntext"},
+		{event: response.Event{Kind: response.Failed, Reason: reason.EngineRefused}, status: 400, code: "engine_refused"},
+		{event: response.Event{Kind: response.Failed, Status: 500, Reason: reason.EngineDown, Payload: []byte("trace")}, status: 503, code: "engine_down"},
+		{event: response.Event{Kind: response.Failed, Reason: reason.EngineBusy}, status: 503, code: "engine_busy"},
+		{event: response.Event{Kind: response.Failed, Reason: reason.TriesUsed}, status: 503, code: "tries_used"},
+		{event: response.Event{Kind: response.Failed, Reason: reason.UpstreamLost}, status: 503, code: "upstream_lost"},
+		{event: response.Event{Kind: response.Failed, Reason: reason.Stalled}, status: 504, code: "stalled"},
+		{event: response.Event{Kind: response.Failed}, status: 503, code: "engine_down"},
+		{event: response.Event{Kind: response.Dropped, Reason: reason.DeadlinePassed}, status: 504, code: "queue_deadline_exceeded"},
+		{event: response.Event{Kind: response.Dropped, Reason: reason.TooLarge}, status: 400, code: "context_length_exceeded"},
+		{event: response.Event{Kind: response.Dropped, Reason: reason.Aborted}, status: 503, code: "aborted", noRetry: "false"},
+		{event: response.Event{Kind: response.Dropped, Reason: reason.LiveOwner}, status: 503, code: "live_owner"},
+	} {
+		for _, body := range []string{streamBody, plainBody} {
+			t.Run(c.event.Reason.String()+map[bool]string{true: " stream", false: " plain"}[body == streamBody], func(t *testing.T) {
+				inBubble(t, func(t *testing.T, s *stage) {
+					rec, _, finished := s.ask(body)
+					s.start().finish(c.event)
+					<-finished
+					if rec.status != c.status || rec.header.Get("X-Should-Retry") != c.noRetry || rec.header.Get("X-Penstock-Reason") == "" {
+						t.Errorf("status %d, headers %v, want %d", rec.status, rec.header, c.status)
+					}
+					if c.passedOn != "" {
+						if rec.body() != c.passedOn {
+							t.Errorf("body = %q, want the engine's %q", rec.body(), c.passedOn)
+						}
+					} else if _, _, code := errorOf(t, rec.body()); code != c.code {
+						t.Errorf("code = %q, want %q", code, c.code)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestBrokenStreams: after the first byte every end but a whole answer is an
+// error event and one [DONE].
+func TestBrokenStreams(t *testing.T) {
+	lostEvent := `data: {"error":{"message":"The connection to the engine broke while it answered. Please try again in 1 second.","type":"service_unavailable_error","param":null,"code":"upstream_lost"}}` + "\n\n" + doneEvent
+	for _, c := range []struct {
+		name   string
+		after  func(n *node)
+		want   string
+		cancel bool
+	}{
+		{"engine lost", func(n *node) {
+			n.finish(response.Event{Kind: response.Failed, Reason: reason.UpstreamLost})
+		}, chunk1 + lostEvent, false},
+		{"end without [DONE]", func(n *node) { n.done("") }, chunk1 + lostEvent, false},
+		{"[DONE] in the last event", func(n *node) { n.done(doneEvent) }, chunk1 + doneEvent, false},
+		{"failure after [DONE]", func(n *node) {
+			n.send(response.Chunk, doneEvent)
+			n.finish(response.Event{Kind: response.Failed, Reason: reason.UpstreamLost})
+		}, chunk1 + doneEvent, false},
+		{"hole", func(n *node) {
+			n.encode(response.Event{Kind: response.Chunk, Payload: []byte("lost")})
+			n.send(response.Chunk, chunk2)
+		}, chunk1 + lostEvent, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, s *stage) {
+				rec, _, finished := s.ask(streamBody)
+				n := s.start()
+				n.first(chunk1)
+				c.after(n)
+				<-finished
+				if got := rec.body(); got != c.want || rec.status != 200 {
+					t.Errorf("got %d %q, want 200 %q", rec.status, got, c.want)
+				}
+				if told := len(s.canceled) == 1; told != c.cancel {
+					t.Errorf("owner told of %v, want a cancel: %v", s.canceled, c.cancel)
+				}
+			})
+		})
+	}
+}
