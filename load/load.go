@@ -43,6 +43,7 @@ type Config struct {
 	Arrivals      []Arrival
 	BytesPerToken float64       // prompt bytes sent for each prompt token
 	Patience      time.Duration // without a first token by then the client closes; 0 = waits for ever
+	GiveUp        time.Duration // no attempt is begun later than this after the first; 0 = no limit
 	Retries       int           // further attempts of a request that was refused or ran out of patience
 	ObeyRetry     bool          // come back exactly at Retry-After; otherwise after Backoff x 2^k x (0.5..1.5)
 	Backoff       time.Duration
@@ -67,6 +68,7 @@ type Attempt struct {
 type Outcome struct {
 	Arrival  Arrival
 	Attempts []Attempt
+	End      time.Duration // of the last attempt, from the start of the run
 	Good     bool
 }
 
@@ -114,6 +116,7 @@ func (c *client) request(ctx context.Context, i int) Outcome {
 	random := rand.New(rand.NewPCG(c.Seed, uint64(i)))
 	body := c.body(random, arrival)
 	out := Outcome{Arrival: arrival}
+	first := time.Now()
 	for try := 0; ; try++ {
 		a := c.attempt(ctx, body, arrival)
 		out.Attempts = append(out.Attempts, a)
@@ -124,10 +127,12 @@ func (c *client) request(ctx context.Context, i int) Outcome {
 		if c.ObeyRetry && a.RetryAfter > 0 {
 			pause = a.RetryAfter
 		}
-		if !sleepUntil(ctx, time.Now().Add(pause)) {
+		again := time.Now().Add(pause)
+		if c.GiveUp > 0 && again.Sub(first) > c.GiveUp || !sleepUntil(ctx, again) {
 			break
 		}
 	}
+	out.End = arrival.At + time.Since(first)
 	a := out.Last()
 	out.Good = a.Complete && a.TTFT <= c.SLO.TTFT && a.TPOT <= c.SLO.TPOT && a.Gap <= c.SLO.Gap
 	return out

@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// Summary of a run. Rates are per second of Span.
+// Summary of a run. Rates are per second of Span, so that work done after the last
+// arrival is not counted as if it had been done before.
 type Summary struct {
-	Span          time.Duration // from the first arrival to the last
+	Span          time.Duration // from the start to the last arrival or the end of the last good request
 	Requests      int
 	Good          int
 	Goodput       float64 // good requests per second
@@ -33,6 +34,9 @@ func Summarize(outcomes []Outcome) Summary {
 	for i := range outcomes {
 		o := &outcomes[i]
 		s.Span = max(s.Span, o.Arrival.At)
+		if o.Good {
+			s.Span = max(s.Span, o.End)
+		}
 		lengths = append(lengths, o.Arrival.Prompt)
 		for k := range o.Attempts {
 			a := &o.Attempts[k]

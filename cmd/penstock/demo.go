@@ -33,11 +33,12 @@ func newDemo() *cobra.Command {
 		Use:   "demo",
 		Short: "The same overload on two simulated engines, one bare and one behind penstock",
 		Long: `demo starts two equal simulated engines, one bare and one behind penstock, sends both the
-same requests at twice what an engine can finish, from clients that give up after 5 s without
-a first token and try again up to 3 times, and prints what came of them.
+same requests at twice what an engine can finish, from clients that close after 5 s without a
+first token, try again up to 3 times (when told, if told), give up after 15 s, and prints what
+came of them.
 
-A request is good when its first token came within 2 s, its tokens within 100 ms each in the
-mean, and no gap was longer than 1 s; rates are per second of the run.`,
+A request is good when, counted from its last attempt, its first token came within 2 s, its
+tokens within 100 ms each in the mean, and no gap was longer than 1 s.`,
 		Example: "  penstock demo\n  penstock demo --overload 3 --seed 7",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
@@ -177,7 +178,7 @@ func demoLoad(ctx context.Context, url, name string, arrivals []load.Arrival, se
 	start, last := time.Now(), time.Now()
 	outcomes, err := load.Run(ctx, load.Config{
 		URL: url, Model: demoEngine().Model, Arrivals: arrivals, BytesPerToken: float64(demoEngine().BytesPerToken),
-		Patience: 5 * time.Second, Retries: 3, ObeyRetry: true, Backoff: 500 * time.Millisecond, SLO: load.DefaultSLO, Seed: seed,
+		Patience: 5 * time.Second, GiveUp: 15 * time.Second, Retries: 3, ObeyRetry: true, Backoff: 500 * time.Millisecond, SLO: load.DefaultSLO, Seed: seed,
 		Progress: func(done, total int) {
 			if time.Since(last) > 5*time.Second {
 				last = time.Now()
