@@ -1,14 +1,21 @@
 package agent
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"penstock/queue"
 	"penstock/reason"
 	"penstock/response"
+	"penstock/vllm/vllmtest"
 )
 
 func TestStream(t *testing.T) {
+	t.Parallel()
 	n := newNode(t).run()
 	m := n.send(n.message(20))
 	done := n.outcome(m.ID)
@@ -28,5 +35,142 @@ func TestStream(t *testing.T) {
 	}
 	if got := strings.Count(text.String(), "data: "); got < 21 || !strings.HasSuffix(text.String(), "data: [DONE]\n\n") {
 		t.Errorf("relayed: got %d events ending in %q, want at least 21 and [DONE] last", got, text.String()[max(0, text.Len()-40):])
+	}
+}
+
+func TestPlain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).run()
+	m := n.send(n.message(20, plain))
+	if e := n.outcome(m.ID); e.Kind != response.Done || e.Status != 200 || e.Usage.Output != 20 || !strings.HasPrefix(string(e.Payload), "{") {
+		t.Errorf("outcome: got %+v, want Done with the body", e)
+	}
+}
+
+// TestBurst: five hundred at once from fifty tenants, all done, none lost, the
+// engine never beyond what the law allows.
+func TestBurst(t *testing.T) {
+	n := newNode(t).run()
+	var all []*queue.Message
+	for i := range 500 {
+		all = append(all, n.send(n.message(8, tenant(fmt.Sprint(i%50)))))
+	}
+	for _, m := range all {
+		if e := n.outcome(m.ID); e.Kind != response.Done {
+			t.Fatalf("request %s: got %+v, want done", m.ID, e)
+		}
+	}
+	if got := n.vllm.Stats().Preemptions; got != 0 {
+		t.Errorf("preemptions: got %v, want 0", got)
+	}
+	n.until("ledger empty", func() bool { return n.agent.state(time.Now(), 0).View.Requests == 0 })
+}
+
+// TestAbortFreesEngine: closing the connection is the abort, and its effect is seen.
+func TestAbortFreesEngine(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*queue.Message)
+	}{{"stream", func(*queue.Message) {}}, {"plain", plain}} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t).run()
+			m := n.send(n.message(8000, tc.change))
+			n.until("runs", func() bool { return n.agent.state(time.Now(), 0).View.Running == 1 })
+			at := time.Now()
+			if _, err := n.reg.Cancel(t.Context(), m.ID, false); err != nil {
+				t.Fatal(err)
+			}
+			n.until("engine empty", func() bool { return n.vllm.InFlight() == 0 })
+			if took := time.Since(at); took > 100*time.Millisecond {
+				t.Errorf("engine empty after %v, want within 100ms", took)
+			}
+			if e := n.outcome(m.ID); e.Reason != reason.Aborted {
+				t.Errorf("outcome: got %+v, want aborted", e)
+			}
+			n.until("freed", func() bool { return testutil.ToFloat64(n.agent.metrics.released) == 1 })
+			if got := testutil.ToFloat64(n.agent.metrics.sent); got != 1 {
+				t.Errorf("sent: got %v, want 1", got)
+			}
+		})
+	}
+}
+
+// TestLostScrapes: five lost pages in a row stall nobody for 300 ms.
+func TestLostScrapes(t *testing.T) {
+	n := newNode(t).run()
+	n.outcome(n.send(n.message(2)).ID) // the engine's speed is known
+	n.vllm.Break(vllmtest.MetricsError)
+	mend := time.AfterFunc(260*time.Millisecond, func() { n.vllm.Mend(vllmtest.MetricsError) })
+	defer mend.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	var all []*queue.Message
+	for range 40 {
+		<-tick.C
+		all = append(all, n.send(n.message(2, tenant(fmt.Sprint(len(all))))))
+	}
+	for _, m := range all {
+		if e := n.outcome(m.ID); e.Kind != response.Done || e.Queued > 300*time.Millisecond {
+			t.Errorf("request %s: got %v after %v in the lane, want done within 300ms", m.ID, e.Kind, e.Queued)
+		}
+	}
+	if !n.agent.Health().Ready {
+		t.Error("health: got not ready, want ready all along")
+	}
+}
+
+// TestEngineDies: its process goes under running requests and comes back. Streams
+// that had begun end, the rest runs again, and nothing of ours is restarted.
+func TestEngineDies(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).run()
+	begun := n.send(n.message(8000, tenant("a")))
+	n.event(begun.ID, func(e response.Event) bool { return e.Kind == response.First })
+	whole := n.send(n.message(200, plain, tenant("b")))
+	n.until("both run", func() bool { return n.vllm.InFlight() == 2 })
+	n.vllm.Stop()
+	if e := n.outcome(begun.ID); e.Reason != reason.UpstreamLost {
+		t.Errorf("stream: got %+v, want upstream_lost", e)
+	}
+	n.until("not ready", func() bool { return !n.agent.Health().Ready })
+	if h := n.agent.Health(); h.Reason != reason.Blind {
+		t.Errorf("health: got %+v, want blind", h)
+	}
+	n.vllm.Restart()
+	if e := n.outcome(whole.ID); e.Kind != response.Done || e.Tries < 2 {
+		t.Errorf("plain request: got %+v, want done by a second try", e)
+	}
+	n.until("ready", func() bool { return n.agent.Health().Ready })
+}
+
+// TestMetrics: what dashboards rely on is there from the start.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).run()
+	n.outcome(n.send(n.message(4)).ID)
+	families, err := n.prom.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]int{}
+	for _, f := range families {
+		have[f.GetName()] = len(f.GetMetric())
+	}
+	for name, want := range map[string]int{
+		"penstock_engine_kv_usage_ratio": 1, "penstock_engine_running_requests": 1, "penstock_engine_waiting_requests": 1,
+		"penstock_engine_step_seconds": 1, "penstock_engine_sample_age_seconds": 1, "penstock_engine_scrape_seconds": 1,
+		"penstock_engine_state": len(states), "penstock_inflight_requests": 1, "penstock_inflight_tokens": 1,
+		"penstock_suspend_seconds": 1, "penstock_engine_aborts_total": 2, "penstock_decisions_total": 32, "penstock_attempts_total": 17,
+	} {
+		if have[name] != want {
+			t.Errorf("%s: got %d series, want %d", name, have[name], want)
+		}
+	}
+	if got := testutil.ToFloat64(n.agent.metrics.decisions[1][reason.OK]); got != 1 {
+		t.Errorf("decisions start, ok: got %v, want 1", got)
+	}
+	if problems, err := testutil.GatherAndLint(n.prom); err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v %v", problems, err)
 	}
 }

@@ -105,8 +105,7 @@ func (a *Agent) wait(ctx context.Context, h *head) answer {
 func (a *Agent) start(ctx context.Context, m *queue.Message, slot scheduler.Slot, started func()) queue.Result {
 	runs, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	now := time.Now()
-	r := &run{m: m, attempt: newAttempt(), began: now, last: now, slot: slot, cancel: cancel}
+	r := a.newRun(m, newAttempt(), slot, cancel)
 	defer func() { a.core.release(time.Now(), r) }()
 	if !a.core.begin(r) {
 		return queue.Suspend(againPause)
@@ -114,7 +113,6 @@ func (a *Agent) start(ctx context.Context, m *queue.Message, slot scheduler.Slot
 	defer a.core.end(r)
 	a.running.Add(m.ID, r.attempt, cancel)
 	defer a.running.Remove(m.ID, r.attempt)
-	r.w = response.NewWriter(m.ID, r.attempt, m.Reply, a.deps.Append)
 
 	claim, err := a.claim(ctx, r)
 	switch {
@@ -129,7 +127,7 @@ func (a *Agent) start(ctx context.Context, m *queue.Message, slot scheduler.Slot
 		return queue.Suspend(claim.After)
 	}
 	r.tries = claim.Tries
-	a.core.owned(now, r) // as of before the call: the store's clock began no earlier
+	a.core.owned(r.began, r) // as of before the call: the store's clock began no earlier
 	if runs.Err() != nil {
 		return a.settle(ctx, r, r.fault(runs, nil))
 	}
@@ -137,6 +135,14 @@ func (a *Agent) start(ctx context.Context, m *queue.Message, slot scheduler.Slot
 	o := a.relay(runs, r)
 	a.core.release(time.Now(), r) // the engine is done with it, whatever its record needs
 	return a.settle(ctx, r, o)
+}
+
+func (a *Agent) newRun(m *queue.Message, attempt string, slot scheduler.Slot, cancel context.CancelCauseFunc) *run {
+	now := time.Now()
+	return &run{
+		m: m, attempt: attempt, began: now, last: now, slot: slot, cancel: cancel,
+		w: response.NewWriter(m.ID, attempt, m.Reply, a.deps.Append),
+	}
 }
 
 // claim asks for the record. Given up, it is released: the store may have heard it.
@@ -235,7 +241,7 @@ func (r *run) terminal(kind response.Kind, node string, o outcome) ([]byte, erro
 // drop ends the record of a request that will never run, unless another attempt
 // lives.
 func (a *Agent) drop(ctx context.Context, m *queue.Message, why reason.Reason) queue.Result {
-	r := &run{m: m, began: time.Now(), w: response.NewWriter(m.ID, "", m.Reply, a.deps.Append)}
+	r := a.newRun(m, "", 0, nil)
 	event, err := r.terminal(response.Dropped, a.cfg.Node, outcome{reason: why})
 	if err != nil {
 		a.log.Error("terminal event cannot be encoded", "id", m.ID, "err", err)

@@ -6,8 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,6 +24,7 @@ import (
 	"penstock/response"
 	bus "penstock/response/memory"
 	"penstock/vllm/simengine"
+	"penstock/vllm/vllmtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,65 +34,11 @@ const (
 	mailbox  = "gateway"
 )
 
-// vllmServer is a simulated engine that can die and come back at its address.
-type vllmServer struct {
-	t       *testing.T
-	addr    string
-	cfg     simengine.Config
-	sim     atomic.Pointer[simengine.Server]
-	metrics atomic.Bool // false: /metrics answers 500
-	end     func()
-}
-
-func newVLLM(t *testing.T) *vllmServer {
-	cfg := simengine.DefaultConfig()
-	cfg.Model, cfg.MeanOutput = "q", 0
-	cfg.Engine.Base, cfg.Engine.PerPrefillToken, cfg.Engine.PerSeq = 2*time.Millisecond, time.Microsecond, 0
-	v := &vllmServer{t: t, cfg: cfg, end: func() {}}
-	v.metrics.Store(true)
-	return v
-}
-
-func (v *vllmServer) start() {
-	v.t.Helper()
-	sim, err := simengine.New(v.cfg)
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	addr := v.addr
-	if addr == "" {
-		addr = "127.0.0.1:0"
-	}
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	v.addr = l.Addr().String()
-	v.sim.Store(sim)
-	pages := sim.Handler()
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/metrics" && !v.metrics.Load() {
-			http.Error(w, "no", http.StatusInternalServerError)
-			return
-		}
-		pages.ServeHTTP(w, r)
-	})}
-	ctx, cancel := context.WithCancel(context.Background())
-	var all sync.WaitGroup
-	all.Go(func() { srv.Serve(l) })
-	all.Go(func() { sim.Run(ctx) })
-	v.end = sync.OnceFunc(func() {
-		srv.Close()
-		cancel()
-		all.Wait()
-	})
-}
-
 // node is an agent with everything it needs in memory, and a gateway's mailbox.
 type node struct {
-	t      *testing.T
-	vllm   *vllmServer // in newNode
-	fake   *fakeEngine // in newStage
+	t      testing.TB
+	vllm   *vllmtest.Engine // in newNode
+	fake   *fakeEngine      // in newStage
 	store  *store
 	cfg    Config
 	agent  *Agent
@@ -111,33 +56,34 @@ type node struct {
 	news   chan struct{} // closed and replaced at every event
 }
 
-// newNode wires an agent to a simulated vLLM; run starts it.
+// newNode wires an agent to a simulated vLLM that serves model q; run starts it.
 func newNode(t *testing.T, change ...func(*Config)) *node {
 	t.Helper()
-	v := newVLLM(t)
-	v.start()
-	t.Cleanup(func() { v.end() })
-	n := wire(t, v.addr, change...)
-	n.vllm = v
+	engine := vllmtest.Start(t, vllmtest.WithBlocks(2049), vllmtest.WithConfig(func(c *simengine.Config) {
+		c.Model, c.Engine.MaxModelLen, c.Engine.MaxSeqs, c.Engine.MaxBatchedTokens = "q", 8192, 256, 2048
+		c.MeanOutput = 0
+	}))
+	n := wire(t, engine.URL(), change...)
+	n.vllm = engine
 	return n
 }
 
 // newStage wires an agent to an engine that does what the test says, for synctest.
 func newStage(t *testing.T, change ...func(*Config)) *node {
 	t.Helper()
-	n := wire(t, "127.0.0.1:1", change...)
+	n := wire(t, "http://127.0.0.1:1", change...)
 	n.fake = newFakeEngine(n)
 	n.agent.engine = n.fake.upstream()
 	n.agent.scrape = n.fake.scrape
 	return n
 }
 
-func wire(t *testing.T, addr string, change ...func(*Config)) *node {
+func wire(t testing.TB, url string, change ...func(*Config)) *node {
 	t.Helper()
 	n := &node{t: t, bus: bus.New(), prom: prometheus.NewRegistry(), logs: &syncBuffer{}, events: map[string][]response.Event{}, news: make(chan struct{}), done: make(chan error, 1)}
 	n.cfg = DefaultConfig()
 	n.cfg.Node = "node-1"
-	n.cfg.SetEngine("http://" + addr)
+	n.cfg.SetEngine(url)
 	for _, c := range change {
 		c(&n.cfg)
 	}
@@ -306,7 +252,7 @@ func hexID(n uint64) string {
 	return hex.EncodeToString(b[:])
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -232,8 +232,9 @@ func TestFreed(t *testing.T) {
 }
 
 func TestGRPC(t *testing.T) {
+	t.Parallel()
 	up, down := newNode(t), newNode(t, func(c *Config) { c.Node = "node-2" })
-	down.vllm.end()
+	down.vllm.Stop()
 	g := NewGRPC([]*Agent{up.agent, down.agent}, slog.New(slog.DiscardHandler))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check(t, err)
