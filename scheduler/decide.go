@@ -9,6 +9,7 @@ import (
 const (
 	probeFirst = 2 * time.Second
 	probeMax   = 30 * time.Second
+	lateShare  = 8 // late heads keep prefill busy for a part of slo_ttft only: the rest is for who comes in time
 )
 
 // Decide says what to do with a delivered head. It keeps small state of its own
@@ -229,7 +230,11 @@ func (s *State) line(r *Request, late bool) reason.Reason {
 		}
 		return reason.OK
 	}
-	if late && s.speed.predict(s.pendTokens) > s.slo(r) {
+	if !late {
+		return reason.OK
+	}
+	slo := s.slo(r)
+	if s.speed.predict(s.pendTokens) > slo || (s.pendTokens > s.cfg.ColdTokens && s.speed.prefill(s.pendTokens) > slo/lateShare) {
 		return reason.PrefillBusy
 	}
 	return reason.OK
@@ -262,8 +267,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 	if !r.Opened.IsZero() {
 		opened = s.since(r.Opened)
 	}
-	e, rank := s.heads.note(t, opened, r.Hash)
-	e.slo, e.held = opened+s.slo(r), false
+	e, rank, ahead := s.heads.note(t, s.speed.predict(s.pendTokens), head{hash: r.Hash, opened: opened, slo: opened + s.slo(r)})
 	v := Verdict{Action: Suspend, Reason: why}
 	switch why {
 	case reason.Blind, reason.Stuck, reason.Asleep, reason.Draining:
@@ -273,7 +277,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 	default:
 		s.flow.limited = true
 		v.After = s.pause(rank, r, why)
-		if s.soon(why) {
+		if s.soon(why) && !(ahead && s.late(t, r)) { // the ready room is for heads in time, while there are any
 			v.Action, e.held = Hold, true
 		}
 	}

@@ -8,7 +8,7 @@ const (
 	minPause   = 50 * time.Millisecond
 	maxPause   = 5 * time.Second
 	minStarts  = 4.0  // starts per second that a pause reckons with at least: 25 heads come back within the longest pause
-	maxStarts  = 50.0 // and at most: 256 heads then come back about 200 times a second
+	maxStarts  = 50.0 // and at most: 128 heads then come back about 280 times a second together
 	maxPasses  = 3    // times one head is passed on to a peer
 	peerFresh  = time.Second
 	statePause = time.Second // blind, stuck, asleep, draining
@@ -28,7 +28,7 @@ type head struct {
 // heads remembers who waits, by last sight. When it is full the one not seen for
 // longest makes room: ranks are then too small, and the longest pause bounds them.
 type heads struct {
-	list [256]head
+	list [128]head
 	n    int
 }
 
@@ -42,10 +42,13 @@ func (h *heads) remove(hash uint64) {
 	}
 }
 
-// note records that a head was seen now and returns its entry and its rank,
-// from 1, by age among those seen in the last 6 s.
-func (h *heads) note(t, opened time.Duration, hash uint64) (*head, int) {
-	rank, own, oldest := 1, -1, 0
+// note records that head r was seen now. Its rank, from 1, is its place in the
+// order of Pick among those seen in the last 6 s; ahead says whether one in time
+// is before it. prediction is how long a first token takes now.
+func (h *heads) note(t, prediction time.Duration, r head) (e *head, rank int, ahead bool) {
+	late := t+prediction > r.slo
+	own, oldest := -1, 0
+	rank = 1
 	for i := 0; i < h.n; {
 		e := &h.list[i]
 		if t-e.seen > seenFor {
@@ -53,28 +56,29 @@ func (h *heads) note(t, opened time.Duration, hash uint64) (*head, int) {
 			*e = h.list[h.n]
 			continue
 		}
-		switch {
-		case e.hash == hash:
+		if eLate := t+prediction > e.slo; e.hash == r.hash {
 			own = i
-		case e.opened < opened || (e.opened == opened && e.hash < hash):
+		} else if eLate == late && (e.opened < r.opened || (e.opened == r.opened && e.hash < r.hash)) || late && !eLate {
 			rank++
+			ahead = ahead || !eLate
 		}
 		if e.seen < h.list[oldest].seen {
 			oldest = i
 		}
 		i++
 	}
-	if own < 0 {
-		if own = h.n; h.n == len(h.list) {
-			own = oldest
-		} else {
-			h.n++
-		}
-		h.list[own] = head{hash: hash}
+	switch {
+	case own >= 0:
+		r.passes = h.list[own].passes
+	case h.n < len(h.list):
+		own = h.n
+		h.n++
+	default:
+		own = oldest
 	}
-	e := &h.list[own]
-	e.opened, e.seen = opened, t
-	return e, rank
+	r.seen = t
+	h.list[own] = r
+	return &h.list[own], rank, ahead
 }
 
 // inTime reports whether another head waits in the ready room that can still

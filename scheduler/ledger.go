@@ -20,6 +20,7 @@ type slot struct {
 	end      time.Duration // released
 	first    time.Duration // first token, assumed for a plain answer; meaningful with begun
 	begun    bool          // it has a first token
+	taught   bool          // and it was learned from
 	guess    time.Duration // when a plain answer is assumed to have its first token; 0 = cannot say
 	ahead    int           // prompt tokens pending when it started, its own included
 	prompt   int
@@ -62,6 +63,9 @@ func (l *ledger) take() (uint32, *slot) {
 		return i, &l.slots[i]
 	}
 	l.slots = append(l.slots, slot{})
+	if cap(l.free) < cap(l.slots) { // so that only this function allocates
+		l.free = make([]uint32, 0, cap(l.slots))
+	}
 	return uint32(len(l.slots) - 1), &l.slots[len(l.slots)-1]
 }
 
@@ -133,7 +137,8 @@ func (s *State) Progress(now time.Time, id Slot, prompt, output int) {
 		s.moved = max(s.moved, t)
 		s.probeEvery, s.probeAt = probeFirst, 0
 	}
-	if answered && (!e.begun || !e.stream) {
+	if answered && !e.taught {
+		e.taught = true
 		s.learn(t, e)
 	}
 	if answered && !e.begun {

@@ -215,7 +215,7 @@ func TestPlainAnswersTeach(t *testing.T) {
 	}
 }
 
-// full is a state with n requests in flight on a fresh engine and 256 heads seen.
+// full is a state with n requests in flight on a fresh engine and 128 heads seen.
 func full(tb testing.TB, n int, kv float64) (*State, time.Time) {
 	now := time.Unix(1000, 0)
 	s, err := New(DefaultConfig(), now)
@@ -230,14 +230,14 @@ func full(tb testing.TB, n int, kv float64) (*State, time.Time) {
 	now = now.Add(50 * time.Millisecond)
 	s.Observe(now, Sample{At: now, KV: kv, Running: n, KVTokens: 1 << 20})
 	s.SetPeers(make([]Peer, 8))
-	for i := range 300 {
-		r := head256(now, i)
+	for i := range 200 {
+		r := waiter(now, i)
 		s.refuse(now, s.since(now), &r, reason.KVHigh)
 	}
 	return s, now
 }
 
-func head256(now time.Time, i int) Request {
+func waiter(now time.Time, i int) Request {
 	return Request{
 		Hash: mix(7, uint64(i)), PromptTokens: 1000, ExpectedOut: 200, Sequences: 1, Stream: true,
 		Opened: now.Add(-time.Duration(i) * time.Millisecond), Deadline: now.Add(30 * time.Second),
@@ -246,8 +246,8 @@ func head256(now time.Time, i int) Request {
 
 func TestNoAllocations(t *testing.T) {
 	s, now := full(t, 200, 0.5)
-	r := head256(now, 5)
-	heads := []Request{r, head256(now, 6), head256(now, 7)}
+	r := waiter(now, 5)
+	heads := []Request{r, waiter(now, 6), waiter(now, 7)}
 	peers := make([]Peer, 8)
 	if got := testing.AllocsPerRun(1000, func() {
 		now = now.Add(time.Millisecond)
@@ -279,7 +279,7 @@ func BenchmarkDecide(b *testing.B) {
 	}{{"start", 0.5}, {"suspend", 0.95}} {
 		b.Run(c.name, func(b *testing.B) {
 			s, now := full(b, 256, c.kv)
-			r := head256(now, 5)
+			r := waiter(now, 5)
 			b.ReportAllocs()
 			for b.Loop() {
 				s.Decide(now, &r)
@@ -292,7 +292,7 @@ func BenchmarkPick(b *testing.B) {
 	s, now := full(b, 256, 0.95)
 	var heads []Request
 	for i := range 8 {
-		heads = append(heads, head256(now, i))
+		heads = append(heads, waiter(now, i))
 	}
 	b.ReportAllocs()
 	for b.Loop() {
