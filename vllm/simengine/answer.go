@@ -73,7 +73,7 @@ func (s *Server) render(c *call) []byte {
 			b = append(b, `,"text":"`...)
 		}
 		for k := range t.output {
-			b = s.appendToken(b, t.text, k)
+			b = s.appendToken(b, t, k)
 		}
 		if c.route == chat {
 			b = append(b, `","refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"`+t.reason()+`","stop_reason":null,"token_ids":null,"routed_experts":null}`...)

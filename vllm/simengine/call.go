@@ -1,12 +1,12 @@
 package simengine
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"github.com/tidwall/gjson"
 )
@@ -78,10 +78,16 @@ func (s *Server) parse(r route, body []byte) (*call, *apiError) {
 	if model := root.Get("model").String(); model != "" && model != s.cfg.Model {
 		p.fail(errModel(model, s.cfg.Model))
 	}
-	if c.n < 1 || c.n > maxSequences || c.n*len(c.prompts) > maxSequences {
-		p.fail(badValue("n", fmt.Sprintf("n must be at least 1 and, times the number of prompts, at most %d, got %d.", maxSequences, c.n), c.n))
+	switch {
+	case c.n < 1:
+		p.fail(badRequest("", fmt.Sprintf("n must be at least 1, got %d.", c.n)))
+	case c.n > maxSequences || c.n*len(c.prompts) > maxSequences:
+		p.fail(badRequest("", fmt.Sprintf("n must be at most %d, got %d.", maxSequences, c.n)))
+	case p.named && limit < 1:
+		p.fail(errLimit(limit))
+	case limit >= 0 && least > limit:
+		p.fail(badRequest("", fmt.Sprintf("min_tokens must be less than or equal to max_tokens=%d, got %d.", limit, least)))
 	}
-	p.checkLimit()
 	if p.bad != nil {
 		return nil, p.bad
 	}
@@ -92,8 +98,11 @@ func (s *Server) parse(r route, body []byte) (*call, *apiError) {
 func (s *Server) plan(c *call, root gjson.Result, limit, least int) *apiError {
 	context := s.cfg.Engine.MaxModelLen
 	for _, p := range c.prompts {
-		if p.tokens > context || p.tokens == context && c.route != embeddings {
-			return errContext(context, p.tokens)
+		if p.tokens > context {
+			return errContext(context)
+		}
+		if p.tokens == context && c.route != embeddings {
+			return errLimit(0)
 		}
 	}
 	s.mu.Lock()
@@ -144,16 +153,23 @@ func (s *Server) naturalLength(text uint64) int {
 
 func parseJSON(body []byte) (gjson.Result, *apiError) {
 	if !gjson.ValidBytes(body) {
-		at := len(body)
+		at, why := len(body), "Expecting value"
 		var syntax *json.SyntaxError
-		if errors.As(json.Unmarshal(body, new(any)), &syntax) {
-			at = int(syntax.Offset)
+		if errors.As(json.Unmarshal(body, new(any)), &syntax) && int(syntax.Offset) <= len(body) && !strings.HasPrefix(syntax.Error(), "unexpected end") {
+			at = int(syntax.Offset) - 1 // of the byte that doesn't fit
+			if strings.Contains(syntax.Error(), "object key") {
+				why = "Expecting property name enclosed in double quotes"
+			}
 		}
-		return gjson.Result{}, invalid("json_invalid", "body."+strconv.Itoa(at), "JSON decode error", "<dict of 0 items>", "Expecting value")
+		return gjson.Result{}, invalid("json_invalid", "body."+strconv.Itoa(at), "JSON decode error", "<dict of 0 items>", why)
 	}
 	root := gjson.ParseBytes(body)
 	if !root.IsObject() {
-		return root, invalid("model_attributes_type", "body", "Input should be a valid dictionary or object to extract fields from", string(bytes.TrimSpace(body)), "")
+		input := root.String()
+		if root.IsArray() {
+			input = fmt.Sprintf("<list of %d items>", len(root.Array()))
+		}
+		return root, invalid("model_attributes_type", "body", "Input should be a valid dictionary or object to extract fields from", input, "")
 	}
 	return root, nil
 }
@@ -164,8 +180,7 @@ func dict(root gjson.Result) string { return fmt.Sprintf("<dict of %d items>", l
 type params struct {
 	root  gjson.Result
 	bad   *apiError
-	named string // the field that set the limit
-	value int
+	named bool // the client gave a limit
 }
 
 func (p *params) fail(bad *apiError) {
@@ -202,21 +217,14 @@ func (p *params) limit(r route) int {
 	if r == chat {
 		names = []string{"max_completion_tokens", "max_tokens"}
 	}
-	p.value = -1
 	for _, name := range names {
 		if p.root.Get(name).Type != gjson.Null {
-			p.named, p.value = name, p.number(name, -1)
-			return p.value
+			p.named = true
+			return p.number(name, -1)
 		}
 	}
 	if r == completions {
 		return 16
 	}
 	return -1
-}
-
-func (p *params) checkLimit() {
-	if p.named != "" && p.value < 1 {
-		p.fail(badValue("max_tokens", fmt.Sprintf("max_tokens must be at least 1, got %d.", p.value), p.value))
-	}
 }

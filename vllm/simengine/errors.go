@@ -66,19 +66,20 @@ func invalid(kind, loc, message, input, ctx string) *apiError {
 	}
 }
 
-// badValue is a value of the right type that can't be used.
-func badValue(param, message string, value int) *apiError {
-	return &apiError{
-		Status: http.StatusBadRequest,
-		Type:   "BadRequestError",
-		Param:  param,
-		Message: fmt.Sprintf("%s (parameter=%s, value=%d)",
-			message, param, value),
-	}
+// badRequest is a body of the right types that can't be served.
+func badRequest(param, message string) *apiError {
+	return &apiError{Status: http.StatusBadRequest, Type: "BadRequestError", Param: param, Message: message}
 }
 
-func errContext(limit, prompt int) *apiError {
-	return badValue("input_tokens", fmt.Sprintf("This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.", limit, prompt), prompt)
+// errContext is a prompt over the context; vLLM counts no further than one over.
+func errContext(limit int) *apiError {
+	return badRequest("input_tokens", fmt.Sprintf("This model's maximum context length is %d tokens. However, your prompt contains at least %[2]d input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%[2]d)", limit, limit+1))
+}
+
+// errLimit is a limit below one token, the client's or what a prompt as long as the
+// context leaves.
+func errLimit(limit int) *apiError {
+	return badRequest("max_tokens", fmt.Sprintf("max_tokens must be at least 1, got %[1]d. (parameter=max_tokens, value=%[1]d)", limit))
 }
 
 func errModel(asked, served string) *apiError {

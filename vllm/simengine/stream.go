@@ -65,7 +65,6 @@ type events struct {
 	head   []byte // up to the choice's index
 	now    []int  // tokens of each choice
 	sent   []int  // of those, already rendered
-	left   int    // choices not finished
 	buf    []byte // events of this round
 }
 
@@ -77,7 +76,7 @@ func newEvents(s *Server, c *call) *events {
 	head := `data: {"id":` + quote(c.id) + `,"object":"` + object + `","created":` + strconv.FormatInt(c.created, 10) + `,"model":` + quote(s.cfg.Model) + `,"choices":[`
 	return &events{
 		server: s, call: c, head: []byte(head),
-		now: make([]int, len(c.tracks)), sent: make([]int, len(c.tracks)), left: len(c.tracks),
+		now: make([]int, len(c.tracks)), sent: make([]int, len(c.tracks)),
 	}
 }
 
@@ -120,7 +119,7 @@ func (e *events) chat(i int, t *track) {
 	k := e.sent[i]
 	e.choice(i)
 	e.buf = append(e.buf, `"delta":{"content":"`...)
-	e.buf = e.server.appendToken(e.buf, t.text, k)
+	e.buf = e.server.appendToken(e.buf, t, k)
 	e.buf = append(e.buf, `"},"logprobs":null,"finish_reason":`...)
 	if k+1 == t.output {
 		e.buf = append(e.buf, `"`+t.reason()+`","stop_reason":null,"token_ids":null}]`...)
@@ -135,7 +134,7 @@ func (e *events) completion(i int, t *track) {
 	k := e.sent[i]
 	e.choice(i)
 	e.buf = append(e.buf, `"text":"`...)
-	e.buf = e.server.appendToken(e.buf, t.text, k)
+	e.buf = e.server.appendToken(e.buf, t, k)
 	e.buf = append(e.buf, `","logprobs":null,"finish_reason":`...)
 	if k+1 == t.output {
 		e.buf = append(e.buf, `"`+t.reason()+`"`...)
@@ -168,13 +167,11 @@ func (e *events) counts(prompt, output int) {
 	e.buf = strconv.AppendInt(e.buf, int64(output), 10)
 }
 
-// close ends a chunk; the stream's last one carries the fingerprint, unless a
-// usage event comes after it.
+// close ends a chunk; the last of each choice carries the fingerprint, unless a
+// usage event comes after all.
 func (e *events) close(last bool) {
-	if last {
-		if e.left--; e.left == 0 && !e.call.usage {
-			e.buf = append(e.buf, `,"system_fingerprint":"`+fingerprint+`"`...)
-		}
+	if last && !e.call.usage {
+		e.buf = append(e.buf, `,"system_fingerprint":"`+fingerprint+`"`...)
 	}
 	e.buf = append(e.buf, "}\n\n"...)
 }

@@ -9,16 +9,19 @@ import (
 func (s *Server) prompts(r route, v gjson.Result, p *params) []prompt {
 	if r == chat {
 		if !v.IsArray() && v.Exists() {
-			p.fail(invalid("list_type", "body.messages", "Input should be a valid list", v.Raw, ""))
+			p.fail(invalid("list_type", "body.messages", "Input should be a valid list", v.String(), ""))
 		}
 		return []prompt{s.chatPrompt(v)}
 	}
 	if !v.IsArray() {
+		if r == completions && v.String() == "" {
+			p.fail(badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"))
+		}
 		return []prompt{s.textPrompt(v.String())}
 	}
 	list := v.Array()
 	if len(list) == 0 {
-		p.fail(badValue("prompt", "The prompt must not be empty.", 0))
+		p.fail(badRequest("", "You must pass at least one prompt"))
 		return nil
 	}
 	if list[0].Type == gjson.Number {
@@ -71,9 +74,12 @@ func (s *Server) tokens(size int) int {
 const alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,"
 
 // appendToken appends the text of the i-th token of an answer: a word of exactly
-// one token's bytes.
-func (s *Server) appendToken(dst []byte, text uint64, i int) []byte {
-	bits := mix(text + uint64(i))
+// one token's bytes, and nothing for the token that stops it.
+func (s *Server) appendToken(dst []byte, t *track, i int) []byte {
+	if t.stops && i+1 == t.output {
+		return dst
+	}
+	bits := mix(t.text + uint64(i))
 	for j := range s.cfg.BytesPerToken {
 		if j == 0 && s.cfg.BytesPerToken > 1 {
 			dst = append(dst, ' ')

@@ -48,12 +48,26 @@ var contract = []struct {
 	{file: "completions-stream-usage", path: completePath, body: textHello + withUsage},
 	{file: "completions-stream-usage-continuous", path: completePath, body: textHello + withEachUse},
 	{file: "completions-n2-stream", path: completePath, body: `{"model":"tiny","prompt":"hello","n":2,"max_tokens":4,"ignore_eos":true` + withUsage},
+	{file: "completions-stream", path: completePath, body: `{"model":"tiny","prompt":"hello","max_tokens":2,"ignore_eos":true,"stream":true,"stream_options":{"continuous_usage_stats":true}}`},
+	{file: "completions-list", path: completePath, body: `{"model":"tiny","prompt":["hello","ab"],"n":2,"max_tokens":2,"ignore_eos":true}`},
+	{file: "completions-list-stream-usage-continuous", path: completePath, body: `{"model":"tiny","prompt":["hello","ab"],"n":2,"max_tokens":2,"ignore_eos":true` + withEachUse},
+	{file: "chat-n2-stream", path: chatPath, body: `{"model":"tiny","messages":[{"role":"user","content":"hello"}],"n":2,"max_tokens":2,"ignore_eos":true,"stream":true}`},
 	{file: "error-404", method: http.MethodGet, path: "/nope"},
 	{file: "error-405", method: http.MethodGet, path: completePath},
 	{file: "error-bad-json", path: completePath, body: `{"model":`},
+	{file: "error-405-get", path: "/v1/models"},
+	{file: "error-bad-json-comma", path: completePath, body: `{"model":"tiny",}`},
+	{file: "error-not-an-object", path: completePath, body: `[1]`},
+	{file: "error-fraction", path: completePath, body: `{"model":"tiny","prompt":"x","max_tokens":1.5}`},
+	{file: "error-n-zero", path: completePath, body: `{"model":"tiny","prompt":"x","n":0}`},
+	{file: "error-no-prompts", path: completePath, body: `{"model":"tiny","prompt":[]}`},
+	{file: "error-empty-prompt", path: completePath, body: `{"model":"tiny","prompt":"","max_tokens":2}`},
+	{file: "error-min-over-max", path: completePath, body: `{"model":"tiny","prompt":"x","min_tokens":10,"max_tokens":5}`},
+	{file: "error-messages-text", path: chatPath, body: `{"model":"tiny","messages":"x"}`},
 	{file: "error-bad-type", path: completePath, body: `{"model":"tiny","prompt":"x","max_tokens":"many"}`},
 	{file: "error-content-type", path: completePath, body: textHello + "}", header: [2]string{"Content-Type", "text/plain"}},
 	{file: "error-context-length", path: completePath, body: `{"model":"tiny","prompt":"` + strings.Repeat("x", 1025) + `"}`},
+	{file: "error-context-full", path: completePath, body: `{"model":"tiny","prompt":"` + strings.Repeat("x", 1024) + `"}`},
 	{file: "error-context-length-stream", path: completePath, body: `{"model":"tiny","stream":true,"prompt":"` + strings.Repeat("x", 1025) + `"}`},
 	{file: "error-context-length-chat", path: chatPath, body: `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 4079) + `"}]}`, context: 4096},
 	{file: "error-missing-field", path: chatPath, body: `{"model":"tiny"}`},
@@ -136,7 +150,7 @@ func TestDeathAsCaptured(t *testing.T) {
 	go func() {
 		plain <- dump(transport.RoundTrip(newRequest(t, http.MethodPost, e.URL()+chatPath, strings.Replace(chatHello, "12", "900", 1)+"}")))
 	}()
-	e.WaitFor("both to run", func() bool { return e.Running() == 2 })
+	e.WaitFor("both to run", func() bool { return e.Running() == 2 && e.Stats().GenerationTokens > 20 })
 	e.Break(EngineDead)
 	compare(t, "error-500-engine-dead", <-plain)
 	got := normalise(dump(stream, nil))

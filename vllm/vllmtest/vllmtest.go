@@ -121,19 +121,11 @@ func (e *Engine) Restart() {
 	e.apply()
 }
 
-// serve runs a server until the returned func has ended all of it.
+// serve runs a server until the returned func ends it. Handlers may outlive that
+// by a moment: their connections are cut, so they return by themselves.
 func (e *Engine) serve(server *simengine.Server, listener net.Listener) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	handler := e.broken(server)
-	web := &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			wg.Add(1)
-			defer wg.Done()
-			handler.ServeHTTP(w, r)
-		}),
-		ReadHeaderTimeout: time.Minute,
-	}
+	web := &http.Server{Handler: e.broken(server), ReadHeaderTimeout: time.Minute}
 	ran := make(chan struct{}, 2)
 	go func() {
 		if err := server.Run(ctx); err != nil {
@@ -152,7 +144,6 @@ func (e *Engine) serve(server *simengine.Server, listener net.Listener) (stop fu
 		cancel()
 		<-ran
 		<-ran
-		wg.Wait()
 	}
 }
 
