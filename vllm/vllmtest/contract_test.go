@@ -113,6 +113,10 @@ func TestCapAsCaptured(t *testing.T) {
 		compare(t, c[0], live(t, newRequest(t, http.MethodPost, e.URL()+chatPath, c[1])))
 	}
 	compare(t, "error-503-queue-full-completions", live(t, newRequest(t, http.MethodPost, e.URL()+completePath, textHello+"}")))
+	const rejected = `vllm:admission_rejections_total{model_name="tiny",reason="max_num_queued_reqs"} 3.0`
+	if page, _, err := fetch(t, e, "/metrics"); err != nil || !strings.Contains(page, rejected) {
+		t.Errorf("page lacks %s (%v)", rejected, err)
+	}
 	e.Break(Hung)
 	stop()
 	e.Restart() // hung: no step notices the first of a burst before the second comes
