@@ -35,7 +35,8 @@ func (s *State) Decide(now time.Time, r *Request) Verdict {
 // Suspend (a peer is free for it). Heads in time go before late ones, then the
 // longest waiting; a late one starts only when none in time is among them. Index
 // -1: none may start, and the Verdict says why; call it again after every event
-// and after every index >= 0. Bounded by 64 heads; more are not looked at.
+// and after every index >= 0. At most 64 heads are looked at; the zero Verdict is for
+// none at all.
 func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 	t := s.since(now)
 	s.flow.roll(t, s.closed)
@@ -47,8 +48,7 @@ func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 		}
 	}
 	var tried uint64
-	first, refused := -1, Verdict{Action: Hold, Reason: reason.None}
-	firstLate := false
+	first, firstLate, firstWhy := -1, false, reason.None
 	for range heads {
 		i, late := s.next(t, heads, tried)
 		if late && first >= 0 && !firstLate {
@@ -60,18 +60,17 @@ func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 			return i, s.startAs(why)
 		}
 		if first < 0 {
-			first, firstLate = i, late
-			refused.Reason = why
+			first, firstLate, firstWhy = i, late, why
 		}
 	}
 	if first < 0 {
-		return -1, refused
+		return -1, Verdict{}
 	}
-	refused = s.refuse(now, t, &heads[first], refused.Reason)
-	if refused.Reason == reason.PeerFree {
-		return first, refused
+	v := s.refuse(now, t, &heads[first], firstWhy)
+	if v.Reason == reason.PeerFree {
+		return first, v
 	}
-	return -1, refused
+	return -1, v
 }
 
 // next is the head to look at first among those not tried.
@@ -121,7 +120,7 @@ func (s *State) dead(now time.Time, r *Request) reason.Reason {
 }
 
 // rankTokens is what one sequence can use at most: a rank's share of K.
-func (s *State) rankTokens() int { return s.sample.KVTokens / s.sample.Ranks }
+func (s *State) rankTokens() int { return max(s.sample.KVTokens/s.sample.Ranks, 1) }
 
 // judge is the law for one head: OK, or what is in its way, and whether it is
 // late.

@@ -14,6 +14,7 @@ import (
 // Action is what the caller does with a delivered head.
 type Action uint8
 
+// What a Verdict can tell the caller to do.
 const (
 	Start   Action = iota + 1 // run it: Reserve, then claim the record
 	Hold                      // keep it in the ready room; capacity comes free soon
