@@ -243,6 +243,7 @@ func (x *exchange) seed() byte { return x.id[0] ^ x.id[1]<<4 }
 func (x *exchange) refuse(f *refusal) {
 	f.seed = x.seed()
 	if f.reason == reason.ClientGone {
+		x.hangUp()
 		x.finish(statusClientGone, reason.ClientGone, response.Usage{})
 		return
 	}

@@ -221,7 +221,7 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	case <-ctx.Done():
 	}
 	g.drain(cut, server)
-	closing, done := context.WithTimeout(base, closingWait)
+	closing, done := context.WithTimeout(context.WithoutCancel(ctx), closingWait)
 	defer done()
 	if err = server.Shutdown(closing); err != nil {
 		err = server.Close()

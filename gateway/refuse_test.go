@@ -253,8 +253,8 @@ func TestFailedAttempts(t *testing.T) {
 					rec, _, finished := s.ask(body)
 					s.start().finish(c.event)
 					<-finished
-					if rec.status != c.status || rec.header.Get("X-Should-Retry") != c.noRetry || rec.header.Get("X-Penstock-Reason") == "" {
-						t.Errorf("status %d, headers %v, want %d", rec.status, rec.header, c.status)
+					if rec.code() != c.status || rec.header.Get("X-Should-Retry") != c.noRetry || rec.header.Get("X-Penstock-Reason") == "" {
+						t.Errorf("status %d, headers %v, want %d", rec.code(), rec.header, c.status)
 					}
 					if c.passedOn != "" {
 						if rec.body() != c.passedOn {
@@ -300,8 +300,8 @@ func TestBrokenStreams(t *testing.T) {
 				n.first(chunk1)
 				c.after(n)
 				<-finished
-				if got := rec.body(); got != c.want || rec.status != 200 {
-					t.Errorf("got %d %q, want 200 %q", rec.status, got, c.want)
+				if got := rec.body(); got != c.want || rec.code() != 200 {
+					t.Errorf("got %d %q, want 200 %q", rec.code(), got, c.want)
 				}
 				if told := len(s.canceled) == 1; told != c.cancel {
 					t.Errorf("owner told of %v, want a cancel: %v", s.canceled, c.cancel)

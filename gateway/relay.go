@@ -325,5 +325,16 @@ func (x *exchange) abandon() {
 	if slow {
 		why = reason.ClientSlow
 	}
+	x.hangUp()
 	x.finish(statusClientGone, why, response.Usage{})
+}
+
+// hangUp makes sure that whoever is left at the other end (a client may have
+// closed only its sending half) does not take what it got for a whole answer.
+func (x *exchange) hangUp() {
+	if x.relay.sent {
+		x.waiter.timedOut()
+	} else {
+		x.w.WriteHeader(statusClientGone)
+	}
 }

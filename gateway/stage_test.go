@@ -42,6 +42,7 @@ type stage struct {
 	url     string
 	stop    context.CancelFunc
 	served  chan error
+	client  *http.Client // the last that asked
 
 	mu        sync.Mutex
 	canceled  []string // ids whose owner was told
@@ -123,6 +124,9 @@ func (s *stage) serve() *stage {
 	go func() { s.served <- s.g.Serve(ctx, l); close(s.served) }()
 	s.t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
+		if s.client != nil {
+			s.client.CloseIdleConnections()
+		}
 		stop()
 		if err := <-s.served; err != nil {
 			s.t.Errorf("Serve: %v", err)
@@ -142,6 +146,7 @@ func (s *stage) post(body string, headers ...string) *http.Response {
 }
 
 func (s *stage) do(ctx context.Context, c *http.Client, body string, headers ...string) (*http.Response, error) {
+	s.client = c
 	req, err := http.NewRequestWithContext(ctx, "POST", s.url+chatPath, strings.NewReader(body))
 	if err != nil {
 		s.t.Fatal(err)

@@ -53,6 +53,12 @@ func (r *recorder) FlushError() error {
 	return nil
 }
 
+func (r *recorder) code() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status
+}
+
 func (r *recorder) body() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -88,13 +94,13 @@ func TestHeadersAreHeld(t *testing.T) {
 		m := s.message()
 		time.Sleep(45*time.Second - time.Millisecond)
 		synctest.Wait()
-		if rec.status != 0 {
-			t.Fatalf("status %d is out before 45 s", rec.status)
+		if rec.code() != 0 {
+			t.Fatalf("status %d is out before 45 s", rec.code())
 		}
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		if rec.status != 200 || rec.body() != "" || rec.header.Get("Content-Type") != streamType {
-			t.Fatalf("after 45 s: status %d, body %q, type %q, want 200 with an empty stream", rec.status, rec.body(), rec.header.Get("Content-Type"))
+		if rec.code() != 200 || rec.body() != "" || rec.header.Get("Content-Type") != streamType {
+			t.Fatalf("after 45 s: status %d, body %q, type %q, want 200 with an empty stream", rec.code(), rec.body(), rec.header.Get("Content-Type"))
 		}
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
@@ -121,8 +127,8 @@ func TestRefusalAfterHeaders(t *testing.T) {
 		s.message()
 		<-finished
 		want := `data: {"error":{"message":"No engine for model 'q' had room within the start deadline of 50 s. Please try again in 5 seconds.","type":"timeout_error","param":null,"code":"queue_deadline_exceeded"}}` + "\n\n" + doneEvent
-		if got := unspread(rec.body()); got != want || rec.status != 200 {
-			t.Errorf("got %d %q, want 200 %q", rec.status, got, want)
+		if got := unspread(rec.body()); got != want || rec.code() != 200 {
+			t.Errorf("got %d %q, want 200 %q", rec.code(), got, want)
 		}
 	})
 }
@@ -184,8 +190,8 @@ func TestStartDeadline(t *testing.T) {
 				rec, _, finished := s.ask(plainBody, "X-Penstock-Start-Timeout-Ms", c.header)
 				m := s.message()
 				<-finished
-				if took := time.Since(begun); took != c.after || rec.status != 504 {
-					t.Errorf("got %d after %s, want 504 after %s", rec.status, took, c.after)
+				if took := time.Since(begun); took != c.after || rec.code() != 504 {
+					t.Errorf("got %d after %s, want 504 after %s", rec.code(), took, c.after)
 				}
 				if got := rec.header.Get("X-Should-Retry"); got != c.noRetry {
 					t.Errorf("x-should-retry = %q, want %q", got, c.noRetry)
@@ -217,8 +223,8 @@ func TestStartDeadlineLeavesARunningOneAlone(t *testing.T) {
 			}
 			n.done("")
 			<-finished
-			if rec.status != 200 || len(s.canceled)+len(s.discarded) > 0 {
-				t.Errorf("status %d, canceled %v, discarded %v, want 200 and no cancel", rec.status, s.canceled, s.discarded)
+			if rec.code() != 200 || len(s.canceled)+len(s.discarded) > 0 {
+				t.Errorf("status %d, canceled %v, discarded %v, want 200 and no cancel", rec.code(), s.canceled, s.discarded)
 			}
 		})
 	}
@@ -232,8 +238,8 @@ func TestSilence(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		n.send(response.Heartbeat, "")
 		<-finished
-		if took := time.Since(begun); took != 130*time.Second || rec.status != 504 || rec.header.Get("X-Penstock-Reason") != "stalled" {
-			t.Errorf("got %d %q after %s, want 504 stalled after 130 s", rec.status, rec.header.Get("X-Penstock-Reason"), took)
+		if took := time.Since(begun); took != 130*time.Second || rec.code() != 504 || rec.header.Get("X-Penstock-Reason") != "stalled" {
+			t.Errorf("got %d %q after %s, want 504 stalled after 130 s", rec.code(), rec.header.Get("X-Penstock-Reason"), took)
 		}
 		if len(s.canceled) != 1 {
 			t.Errorf("owner told %v, want one cancel", s.canceled)
@@ -265,8 +271,8 @@ func TestStoreAwayAtDeadline(t *testing.T) {
 		rec, _, finished := s.ask(plainBody)
 		s.message()
 		<-finished
-		if took := time.Since(begun); rec.status != 504 || took != 45*time.Second || records.calls < 10 {
-			t.Errorf("got %d after %s and %d cancels, want 504 after 45 s, asking again meanwhile", rec.status, took, records.calls)
+		if took := time.Since(begun); rec.code() != 504 || took != 45*time.Second || records.calls < 10 {
+			t.Errorf("got %d after %s and %d cancels, want 504 after 45 s, asking again meanwhile", rec.code(), took, records.calls)
 		}
 	})
 }
