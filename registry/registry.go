@@ -31,6 +31,7 @@ const (
 // State of a record.
 type State uint8
 
+// States in the order a request goes through them.
 const (
 	Unknown   State = iota // no record
 	Queued                 // waits in its lane
@@ -83,6 +84,7 @@ type Start struct {
 // Action is what a claimer does next.
 type Action uint8
 
+// Answers to a claim.
 const (
 	Run     Action = iota + 1 // it is yours
 	Ack                       // it is over: acknowledge the delivery

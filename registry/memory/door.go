@@ -103,14 +103,18 @@ func (d *door) sweep(now time.Time) {
 		if now.Sub(m.used) < modelKept {
 			continue
 		}
-		waiting := 0
-		for _, c := range m.classes {
-			waiting += c.share.requests
-		}
-		if waiting == 0 {
+		if m.waiting() == 0 {
 			delete(d.models, name)
 		}
 	}
+}
+
+// waiting is the model's backlog in requests, over all tiers.
+func (m *model) waiting() (requests int) {
+	for _, c := range m.classes {
+		requests += c.share.requests
+	}
+	return requests
 }
 
 // judge admits or refuses. It keeps a place for a refused visitor, and nothing else.
@@ -182,7 +186,7 @@ func (m *model) keep(c *class, v visitor, rate float64, excess, at time.Duration
 }
 
 // drain is the model's rate: as reported, smoothed; for 30 s the last known; then
-// what claims started in the last seconds; else 0.
+// what claims started in the last full seconds; else 0.
 func (m *model) drain(reported float64, at time.Duration, now time.Time) float64 {
 	if reported > 0 && !math.IsInf(reported, 1) {
 		weight := 1.0
@@ -196,15 +200,15 @@ func (m *model) drain(reported float64, at time.Duration, now time.Time) float64
 	if m.rate > 0 && now.Sub(m.rateAt) <= rateKept {
 		return m.rate
 	}
-	second, oldest, tokens := int64(at/time.Second), int64(0), 0
-	oldest = second
+	second := int64(at / time.Second)
+	oldest, tokens := second, 0
 	for _, s := range m.starts {
-		if s.tokens > 0 && second-s.second < startsWindow {
+		if age := second - s.second; s.tokens > 0 && age > 0 && age < startsWindow {
 			tokens += s.tokens
 			oldest = min(oldest, s.second)
 		}
 	}
-	return float64(tokens) / float64(second-oldest+1)
+	return float64(tokens) / float64(max(second-oldest, 1))
 }
 
 // started learns from a request that starts now.
@@ -213,11 +217,15 @@ func (d *door) started(rec *record, now time.Time) {
 	if m == nil {
 		return
 	}
+	// A start counts towards the rate only while more waits: else it says how much
+	// came, not how much could go.
 	second := int64(now.Sub(d.epoch) / time.Second)
-	if s := &m.starts[second%startsWindow]; s.second == second {
+	s := &m.starts[second%startsWindow]
+	if s.second != second {
+		s.second, s.tokens = second, 0
+	}
+	if m.waiting() > 0 {
 		s.tokens += rec.tokens
-	} else {
-		s.second, s.tokens = second, rec.tokens
 	}
 	if rec.forecast.known && rec.tries == 0 {
 		m.classes[rec.lane.Tier].learn(rec.forecast.wait, now.Sub(rec.opened))
