@@ -1,16 +1,20 @@
 package agent
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"penstock/fleet"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/response"
+	"penstock/scheduler"
 	"penstock/vllm/vllmtest"
 )
 
@@ -50,6 +54,7 @@ func TestPlain(t *testing.T) {
 // TestBurst: five hundred at once from fifty tenants, all done, none lost, the
 // engine never beyond what the law allows.
 func TestBurst(t *testing.T) {
+	t.Parallel()
 	n := newNode(t).run()
 	var all []*queue.Message
 	for i := range 500 {
@@ -142,6 +147,67 @@ func TestEngineDies(t *testing.T) {
 		t.Errorf("plain request: got %+v, want done by a second try", e)
 	}
 	n.until("ready", func() bool { return n.agent.Health().Ready })
+}
+
+// TestDebugState can be written as JSON and names the last verdict.
+func TestDebugState(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).run()
+	m := n.send(n.message(4))
+	n.outcome(m.ID)
+	text, err := json.Marshal(n.agent.DebugState())
+	if err != nil || !strings.Contains(string(text), `"id":"`+m.ID+`","action":"start","reason":"ok"`) {
+		t.Errorf("state: got %s, %v, want the start of %s", text, err, m.ID)
+	}
+	row := n.agent.Row(time.Now())
+	if !row.Serves("q", time.Now()) || row.Freeness == 0 || row.Node != "node-1" {
+		t.Errorf("row: got %+v, want node-1 serving q with room", row)
+	}
+}
+
+// TestPeers: other engines of the same model, by fresh rows.
+func TestPeers(t *testing.T) {
+	now := time.Unix(1000, 0)
+	row := func(node, model string, state reason.Reason, age time.Duration) fleet.Row {
+		return fleet.Row{Node: node, Models: []string{model}, State: state, Freeness: 100, At: now.Add(-age)}
+	}
+	got := peers([]fleet.Row{
+		row("self", "q", reason.OK, 0), row("a", "q", reason.OK, 0), row("b", "q", reason.Stale, 0),
+		row("c", "x", reason.OK, 0), row("d", "q", reason.Blind, 0), row("e", "q", reason.OK, time.Minute),
+	}, "self", []string{"q"}, now)
+	want := []scheduler.Peer{{CanStart: true, Freeness: 100, At: now}, {Freeness: 100, At: now}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("peers: -want +got\n%s", diff)
+	}
+}
+
+// TestConfig names what is wrong.
+func TestConfig(t *testing.T) {
+	for _, tc := range []struct {
+		want string // in the error; "" = valid
+		set  func(*Config)
+	}{
+		{"", func(*Config) {}},
+		{"Node is", func(c *Config) { c.Node = "" }},
+		{"Grace is -1s", func(c *Config) { c.Grace = -time.Second }},
+		{"Room is 99", func(c *Config) { c.Room = 99 }},
+		{"RoomPerLane is 9", func(c *Config) { c.RoomPerLane = 9 }},
+		{"RoomHold is 0s", func(c *Config) { c.RoomHold = 0 }},
+		{"StoreTimeout is 1m0s", func(c *Config) { c.StoreTimeout = time.Minute }},
+		{"same engine", func(c *Config) { c.Scraper.URL = "http://127.0.0.1:2" }},
+		{"vllm: URL", func(c *Config) { c.SetEngine("nonsense") }},
+	} {
+		cfg := DefaultConfig()
+		cfg.Node = "n"
+		cfg.SetEngine("http://127.0.0.1:1")
+		tc.set(&cfg)
+		if err := cfg.Validate(); tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("Validate: got %v, want an error with %q", err, tc.want)
+		}
+	}
+	if _, err := New(DefaultConfig(), Deps{}); err == nil {
+		t.Error("New without a node: got nil, want an error")
+	}
 }
 
 // TestMetrics: what dashboards rely on is there from the start.

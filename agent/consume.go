@@ -81,7 +81,7 @@ func (a *Agent) handle(ctx context.Context, m *queue.Message, started func()) qu
 	case scheduler.Start:
 		return a.start(ctx, m, v.slot, started)
 	case scheduler.Drop:
-		return a.drop(ctx, m, v.Reason)
+		return a.finish(ctx, a.newRun(m, "", 0, nil), response.Dropped, outcome{reason: v.Reason})
 	default:
 		return a.suspend(v.After)
 	}
@@ -106,7 +106,7 @@ func (a *Agent) start(ctx context.Context, m *queue.Message, slot scheduler.Slot
 	runs, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r := a.newRun(m, newAttempt(), slot, cancel)
-	defer func() { a.core.release(time.Now(), r) }()
+	defer func() { a.core.release(time.Now(), r, false) }()
 	if !a.core.begin(r) {
 		return queue.Suspend(againPause)
 	}
@@ -132,9 +132,7 @@ func (a *Agent) start(ctx context.Context, m *queue.Message, slot scheduler.Slot
 		return a.settle(ctx, r, r.fault(runs, nil))
 	}
 	started()
-	o := a.relay(runs, r)
-	a.core.release(time.Now(), r) // the engine is done with it, whatever its record needs
-	return a.settle(ctx, r, o)
+	return a.settle(ctx, r, a.relay(runs, r))
 }
 
 func (a *Agent) newRun(m *queue.Message, attempt string, slot scheduler.Slot, cancel context.CancelCauseFunc) *run {
@@ -182,8 +180,11 @@ func (a *Agent) settle(ctx context.Context, r *run, o outcome) queue.Result {
 	case o.reason == reason.Finished:
 		return a.finish(ctx, r, response.Done, o)
 
-	case o.reason == reason.EngineRefused, o.reason == reason.Aborted, o.reason == reason.Orphan,
-		o.reason == reason.LiveOwner: // a cancelled record wants its outcome, a foreign one refuses it
+	case o.reason == reason.EngineRefused, o.reason == reason.Aborted, o.reason == reason.Orphan:
+		return a.finish(ctx, r, response.Failed, o)
+
+	case o.reason == reason.LiveOwner: // or cancelled: then the record wants its outcome, else it refuses it
+		o.reason = reason.Aborted
 		return a.finish(ctx, r, response.Failed, o)
 
 	case !r.first.Load():
@@ -191,7 +192,7 @@ func (a *Agent) settle(ctx context.Context, r *run, o outcome) queue.Result {
 		if o.reason == reason.EngineDown {
 			a.core.distrust(time.Now())
 		}
-		a.repeat(ctx, "release", func(ctx context.Context) error {
+		a.repeat(ctx, settleWithin, "release", func(ctx context.Context) error {
 			return a.deps.Records.Release(ctx, r.m.ID, r.attempt, blameless)
 		})
 		return a.suspend(backoff(r.tries))
@@ -202,16 +203,20 @@ func (a *Agent) settle(ctx context.Context, r *run, o outcome) queue.Result {
 	}
 }
 
-// finish ends the record with its terminal event. Where it is refused or cannot be
-// reached the delivery comes back, and its claim says what is left to do.
+// finish ends the record with its terminal event. Where it is refused, or the store
+// cannot be reached, the delivery comes back, and its claim says what is left to do.
 func (a *Agent) finish(ctx context.Context, r *run, kind response.Kind, o outcome) queue.Result {
 	event, err := r.terminal(kind, a.cfg.Node, o)
 	if err != nil {
 		a.log.Error("terminal event cannot be encoded", "id", r.m.ID, "err", err)
 		return queue.Suspend(faultPauseMost)
 	}
+	within := settleWithin
+	if kind == response.Dropped { // nothing is lost by asking again
+		within = 0
+	}
 	done := false
-	err = a.repeat(ctx, "finish", func(ctx context.Context) error {
+	err = a.repeat(ctx, within, "finish", func(ctx context.Context) error {
 		done, err = a.deps.Records.Finish(ctx, r.m.ID, r.attempt, event)
 		return err
 	})
@@ -238,27 +243,6 @@ func (r *run) terminal(kind response.Kind, node string, o outcome) ([]byte, erro
 	return event, err
 }
 
-// drop ends the record of a request that will never run, unless another attempt
-// lives.
-func (a *Agent) drop(ctx context.Context, m *queue.Message, why reason.Reason) queue.Result {
-	r := a.newRun(m, "", 0, nil)
-	event, err := r.terminal(response.Dropped, a.cfg.Node, outcome{reason: why})
-	if err != nil {
-		a.log.Error("terminal event cannot be encoded", "id", m.ID, "err", err)
-		return queue.Suspend(againPause)
-	}
-	call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
-	defer cancel()
-	done, err := a.deps.Records.Finish(call, m.ID, "", event)
-	switch {
-	case done, errors.Is(err, response.ErrGone):
-		return queue.Ack()
-	case err != nil:
-		a.away("finish", err)
-	}
-	return queue.Suspend(againPause)
-}
-
 func (a *Agent) suspend(after time.Duration) queue.Result {
 	result := queue.Suspend(after)
 	after, _ = result.After()
@@ -271,11 +255,11 @@ func backoff(n int) time.Duration {
 	return min(faultPause<<min(max(n, 0), 10), faultPauseMost)
 }
 
-// repeat calls the record store until it answers, for at most settleWithin or
-// until ctx ends; each call has StoreTimeout. A mailbox that is gone is an answer.
-func (a *Agent) repeat(ctx context.Context, what string, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, settleWithin)
-	defer cancel()
+// repeat calls the record store until it answers, at least once and for at most
+// within or until ctx ends; each call has StoreTimeout. A mailbox that is gone is an
+// answer.
+func (a *Agent) repeat(ctx context.Context, within time.Duration, what string, call func(context.Context) error) error {
+	last := time.Now().Add(within)
 	for pause := repeatFrom; ; pause = min(2*pause, repeatMost) {
 		once, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
 		err := call(once)
@@ -284,6 +268,9 @@ func (a *Agent) repeat(ctx context.Context, what string, call func(context.Conte
 			return err
 		}
 		a.away(what, err)
+		if time.Now().Add(pause).After(last) {
+			return err
+		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

@@ -153,6 +153,19 @@ func TestStoreAway(t *testing.T) {
 			}
 		})
 	})
+	t.Run("drop", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newStage(t).run()
+			m := n.message(4, func(m *queue.Message) { m.Deadline = time.Now().Add(-time.Second) })
+			n.open(m)
+			n.store.set(func(s *store) { s.away = true })
+			from := time.Now()
+			n.settled(n.agent.handle(t.Context(), m, func() {}), time.Second)
+			if took := time.Since(from); took > 0 {
+				t.Errorf("held the delivery for %v, want not at all", took)
+			}
+		})
+	})
 	t.Run("first event is kept until it is back", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			n := newStage(t).run()
@@ -303,17 +316,26 @@ func TestAbortBeforeStart(t *testing.T) {
 }
 
 func TestGatewayGone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newStage(t).run()
-		m := n.message(4, func(m *queue.Message) { m.Reply = "gone" })
-		n.open(m)
-		result := make(chan queue.Result, 1)
-		go func() { result <- n.agent.handle(t.Context(), m, func() {}) }()
-		c := <-n.fake.calls
-		c.token(1)
-		<-c.ctx.Done()
-		n.settled(<-result, 0)
-	})
+	for _, after := range []int{0, 2} { // tokens relayed before it goes
+		synctest.Test(t, func(t *testing.T) {
+			n := newStage(t).run()
+			closeBox, err := n.bus.Open("other", n.take)
+			check(t, err)
+			m := n.message(4, func(m *queue.Message) { m.Reply = "other" })
+			n.open(m)
+			result := make(chan queue.Result, 1)
+			go func() { result <- n.agent.handle(t.Context(), m, func() {}) }()
+			c := <-n.fake.calls
+			for i := range after {
+				c.token(i)
+			}
+			synctest.Wait()
+			closeBox()
+			c.token(after)
+			<-c.ctx.Done()
+			n.settled(<-result, 0)
+		})
+	}
 }
 
 func TestDuplicateDelivery(t *testing.T) {
@@ -340,6 +362,22 @@ func TestUnknownVersion(t *testing.T) {
 		n := newStage(t).run()
 		m := n.message(4, func(m *queue.Message) { m.Version = 99 })
 		n.settled(n.agent.handle(t.Context(), m, func() {}), unknownPause)
+	})
+}
+
+// TestDropOfARunningRequest: another attempt lives, so its outcome is not ours.
+func TestDropOfARunningRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newStage(t).run()
+		m := n.message(4)
+		n.open(m)
+		_, err := n.reg.Claim(t.Context(), registry.Start{ID: m.ID, Attempt: "other", Owner: "node-2", Deadline: m.Deadline, Reply: mailbox})
+		check(t, err)
+		m.Deadline = time.Now().Add(-time.Second)
+		n.settled(n.agent.handle(t.Context(), m, func() {}), time.Second)
+		if got := n.of(m.ID); len(got) != 0 {
+			t.Errorf("events: got %+v, want none", got)
+		}
 	})
 }
 

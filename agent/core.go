@@ -72,25 +72,31 @@ func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (
 	}
 	h := &head{id: m.ID, lane: m.Lane, hold: v, answer: make(chan answer, 1)}
 	c.room.add(h, req)
-	c.fill(now)
-	if i := c.room.find(h); i >= 0 && !fits {
+	refused := c.fill(now)
+	i := c.room.find(h)
+	switch {
+	case i < 0:
+	case !fits:
 		c.leave(now, i, full)
-	} else if i >= 0 {
-		c.note(now, m.ID, req, answer{Verdict: scheduler.Verdict{Action: scheduler.Hold, Reason: v.Reason, After: v.After}})
+	default:
+		if v.Action == scheduler.Start {
+			h.hold = refused
+		}
+		c.note(now, m.ID, req, answer{Verdict: h.hold})
 	}
 	return answer{}, h
 }
 
-// fill starts heads from the room while Pick finds one that may. Everything that
-// can free capacity calls it.
-func (c *core) fill(now time.Time) {
-	if c.draining || !c.failed.IsZero() {
-		return
+// fill starts heads from the room while Pick finds one that may, and returns what
+// stops the next. Everything that can free capacity calls it.
+func (c *core) fill(now time.Time) scheduler.Verdict {
+	if !c.failed.IsZero() {
+		return scheduler.Verdict{Action: scheduler.Hold, Reason: reason.EngineDown, After: distrustPause}
 	}
 	for len(c.room.heads) > 0 {
 		i, v := c.sched.Pick(now, c.room.reqs)
-		if i < 0 || i >= len(c.room.heads) {
-			return
+		if i < 0 {
+			return v
 		}
 		a := answer{Verdict: v}
 		if v.Action == scheduler.Start {
@@ -98,6 +104,7 @@ func (c *core) fill(now time.Time) {
 		}
 		c.leave(now, i, a)
 	}
+	return scheduler.Verdict{}
 }
 
 // leave answers head i of the room.
@@ -139,7 +146,7 @@ func (c *core) note(now time.Time, id string, req *scheduler.Request, a answer) 
 func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer) (changed, back bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.metrics.freed(c.aborts.observe(c.last, s, len(c.runs)))
+	c.metrics.freed(c.aborts.observe(c.last, s, c.atEngine()))
 	c.last, c.bad = s, nil
 	if s.At.After(c.failed) {
 		c.failed = time.Time{}
@@ -203,16 +210,29 @@ func (c *core) end(r *run) {
 }
 
 // release gives a run's place in the ledger back, once: when the engine is done
-// with it, which is before its record is.
-func (c *core) release(now time.Time, r *run) {
+// with it, which is before its record is. cut: its connection was closed on purpose.
+func (c *core) release(now time.Time, r *run, cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r.slot == 0 {
 		return
 	}
+	if cut {
+		c.aborts.add(now)
+	}
 	c.sched.Release(now, r.slot)
 	r.slot = 0
 	c.fill(now)
+}
+
+// atEngine is how many runs have not been released. The caller has the mutex.
+func (c *core) atEngine() (n int) {
+	for _, r := range c.runs {
+		if r.slot != 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // progress takes a run's token totals. Once per chunk: keep it short.
@@ -232,13 +252,6 @@ func (c *core) distrust(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failed = now
-}
-
-// closed notes that a running request's connection was closed on purpose.
-func (c *core) closed(now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.aborts.add(now)
 }
 
 // drain suspends every held head, lets no other start and returns how many run.

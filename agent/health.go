@@ -103,15 +103,15 @@ func (c *core) healthNow() Health {
 	return h
 }
 
-// wants is what health checks are to be told and the models whose lanes are to be
-// subscribed, nil for none.
-func (c *core) wants() (Health, []string) {
+// wants is what health checks are to be told, the models whose lanes are to be
+// subscribed, nil for none, and for the log why the last scrape was bad.
+func (c *core) wants() (Health, []string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.health.taking {
-		return c.healthNow(), c.models
+		return c.healthNow(), c.models, c.bad
 	}
-	return c.healthNow(), nil
+	return c.healthNow(), nil, c.bad
 }
 
 // onHealth calls f after every change of Health, in the agent's own goroutine: f

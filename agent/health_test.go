@@ -142,6 +142,7 @@ func TestEngineFaults(t *testing.T) {
 
 func (n *node) directory() registry.Engine {
 	n.t.Helper()
+	synctest.Wait()
 	list, err := n.reg.Engines(context.Background())
 	check(n.t, err)
 	if len(list) != 1 {

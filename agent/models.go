@@ -15,10 +15,9 @@ const (
 	// modelsEvery is how often the engine is asked what it serves: adapters come and
 	// go while it runs.
 	modelsEvery = 10 * time.Second
-	// modelsAgain is how soon it is asked again while it has not answered.
-	modelsAgain = time.Second
-	// askWithin bounds one such call.
-	askWithin = 2 * time.Second
+	// modelsAgain is how soon it is asked again while it has never answered, and
+	// askWithin bounds one call.
+	modelsAgain, askWithin = time.Second, 2 * time.Second
 )
 
 // upstream is the vLLM client as the agent uses it: a seam for tests.
@@ -73,21 +72,18 @@ func (a *Agent) askOnce(ctx context.Context) bool {
 		longest = max(longest, m.MaxModelLen)
 	}
 	slices.Sort(names)
-	a.probe(ctx, list[0].ID) // before the first delivery, so that it is counted right already
+	// Once in the engine's life, before the first delivery: does it report usage per
+	// chunk? After that it returns at once.
+	call, cancel = context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	if err := a.engine.probe(call, list[0].ID); err != nil {
+		a.log.Debug("engine did not say whether it reports usage", "err", err)
+	}
 	if a.core.setModels(slices.Compact(names), longest) {
 		a.log.Info("models", "models", names, "max_model_len", longest)
 		kick(a.changed)
 	}
 	return true
-}
-
-// probe finds out once in the engine's life whether it reports usage per chunk.
-func (a *Agent) probe(ctx context.Context, model string) {
-	call, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	if err := a.engine.probe(call, model); err != nil {
-		a.log.Debug("engine did not say whether it reports usage", "err", err)
-	}
 }
 
 // accepts returns the lanes this agent takes while it serves models.
@@ -97,26 +93,15 @@ func (a *Agent) accepts(models []string) func(lane.Key) bool {
 	}
 }
 
-// announce keeps the engine's entry in the directory: on every change and every
+// announce puts the engine's entry into the directory: on every change and every
 // RenewEvery.
-func (a *Agent) announce(ctx context.Context) error {
-	tick := time.NewTicker(registry.RenewEvery)
-	defer tick.Stop()
-	for {
-		e := a.core.entry()
-		e.Node, e.GRPC, e.Pool, e.Seen = a.cfg.Node, a.cfg.GRPC, a.cfg.Pool, time.Now()
-		call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
-		err := a.deps.Directory.PutEngine(call, e)
-		cancel()
-		if err != nil && ctx.Err() == nil {
-			a.away("put engine", err)
-		}
-		select {
-		case <-tick.C:
-		case <-a.put:
-		case <-ctx.Done():
-			return nil
-		}
+func (a *Agent) announce(ctx context.Context, now time.Time) {
+	e := a.core.entry()
+	e.Node, e.GRPC, e.Pool, e.Seen = a.cfg.Node, a.cfg.GRPC, a.cfg.Pool, now
+	call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
+	defer cancel()
+	if err := a.deps.Directory.PutEngine(call, e); err != nil && ctx.Err() == nil {
+		a.away("put engine", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"net/http"
 	"time"
 
 	"penstock/reason"
@@ -30,10 +31,11 @@ func (a *Agent) relay(ctx context.Context, r *run) outcome {
 	} else {
 		o = a.plain(ctx, r, req)
 	}
-	if ctx.Err() != nil && o.reason != reason.Finished {
+	cut := ctx.Err() != nil && o.reason != reason.Finished
+	if cut {
 		a.metrics.sent.Inc()
-		a.core.closed(time.Now())
 	}
+	a.core.release(time.Now(), r, cut) // the engine is done with it, whatever its record needs
 	return o
 }
 
@@ -55,16 +57,18 @@ func (a *Agent) stream(ctx context.Context, r *run, req vllm.Request) outcome {
 	}
 	defer s.Close()
 	var usage vllm.Usage
+	end := func(o outcome) outcome {
+		o.usage = response.Usage(usage)
+		return o
+	}
 	for {
 		c, err := s.Next()
 		if err != nil {
-			o := r.fault(ctx, err)
-			o.usage = response.Usage(usage)
-			return o
+			return end(r.fault(ctx, err))
 		}
 		usage = c.Usage
 		if c.Done {
-			return outcome{reason: reason.Finished, status: 200, payload: c.Bytes, usage: response.Usage(usage)}
+			return end(outcome{reason: reason.Finished, status: http.StatusOK, payload: c.Bytes})
 		}
 		now := time.Now()
 		a.core.progress(now, r, usage.Prompt, usage.Output)
@@ -73,9 +77,7 @@ func (a *Agent) stream(ctx context.Context, r *run, req vllm.Request) outcome {
 		}
 		if err := a.send(ctx, now, r, c.Bytes); err != nil {
 			r.cancel(err)
-			o := r.fault(ctx, err)
-			o.usage = response.Usage(usage)
-			return o
+			return end(r.fault(ctx, err))
 		}
 	}
 }
@@ -88,13 +90,13 @@ func (a *Agent) send(ctx context.Context, now time.Time, r *run, chunk []byte) e
 	if r.first.Load() {
 		return r.w.Append(response.Event{Kind: response.Chunk, Payload: chunk})
 	}
-	e := response.Event{Kind: response.First, Status: 200, Node: a.cfg.Node, Tries: r.tries, Queued: r.began.Sub(r.m.Opened), Payload: chunk}
+	e := response.Event{Kind: response.First, Status: http.StatusOK, Node: a.cfg.Node, Tries: r.tries, Queued: r.began.Sub(r.m.Opened), Payload: chunk}
 	event, err := r.w.Encode(e)
 	if err != nil {
 		return err
 	}
 	var owner bool
-	err = a.repeat(ctx, "first", func(ctx context.Context) error {
+	err = a.repeat(ctx, settleWithin, "first", func(ctx context.Context) error {
 		owner, err = a.deps.Records.First(ctx, r.m.ID, r.attempt, event)
 		return err
 	})
@@ -107,7 +109,7 @@ func (a *Agent) send(ctx context.Context, now time.Time, r *run, chunk []byte) e
 
 // beat tells the gateway of every attempt that is silent that it lives. A run
 // whose reader is sending is not silent.
-func (a *Agent) beat(now time.Time) {
+func (a *Agent) beat(_ context.Context, now time.Time) {
 	var silent []*run
 	a.core.each(func(r *run) {
 		if !r.renewed.IsZero() {

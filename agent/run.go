@@ -123,15 +123,16 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 // error, when the consumer fails.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.close()
+	defer a.core.tell()                                              // whatever ended it, it is not ready any more
 	outlives, stop := context.WithCancel(context.WithoutCancel(ctx)) // what runs is drained after ctx
 	defer stop()
 	g, work := errgroup.WithContext(outlives)
 	g.Go(func() error { return a.scrape(work) })
 	g.Go(func() error { return a.askModels(work) })
-	g.Go(func() error { return a.announce(work) })
-	g.Go(func() error { return a.renew(work) })
-	g.Go(func() error { return a.beats(work) })
-	g.Go(func() error { return a.watch(work) })
+	g.Go(func() error { return every(work, watchEvery, a.changed, a.watch) })
+	g.Go(func() error { return every(work, registry.RenewEvery, a.put, a.announce) })
+	g.Go(func() error { return every(work, registry.RenewEvery, nil, a.renew) })
+	g.Go(func() error { return every(work, beatEvery, nil, a.beat) }) // apart from watch: a mailbox may be slow
 	g.Go(func() error { return a.deps.Consumer.Run(work, a.handle) })
 	g.Go(func() error {
 		select {
@@ -142,7 +143,24 @@ func (a *Agent) Run(ctx context.Context) error {
 		stop()
 		return nil
 	})
-	return g.Wait()
+	err := g.Wait()
+	a.core.drain(time.Now())
+	return err
+}
+
+// every calls f now, once per period and at every wake, until ctx ends.
+func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f func(ctx context.Context, now time.Time)) error {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		f(ctx, time.Now())
+		select {
+		case <-tick.C:
+		case <-wake:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // Cancel stops a request because its client is gone or its outcome is made: the
@@ -185,35 +203,13 @@ func (a *Agent) bad(_ time.Time, err error) {
 	a.core.mu.Unlock()
 }
 
-// problem is why the last scrape was bad; nil = it was good.
-func (a *Agent) problem() error {
-	a.core.mu.Lock()
-	defer a.core.mu.Unlock()
-	return a.core.bad
-}
-
 // watch follows the condition: subscribes lanes, tells health listeners and the
 // directory, and ends plain requests of an engine nobody sees.
-func (a *Agent) watch(ctx context.Context) error {
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-a.changed:
-		case <-ctx.Done():
-			a.deps.Consumer.Accept(nil)
-			return nil
-		}
-		a.apply(time.Now())
-	}
-}
-
-func (a *Agent) apply(now time.Time) {
+func (a *Agent) watch(_ context.Context, now time.Time) {
 	if a.core.look(now) {
 		kick(a.put)
 	}
-	h, models := a.core.wants()
+	h, models, problem := a.core.wants()
 	if !slices.Equal(models, a.taking) {
 		a.taking = models
 		if len(models) == 0 {
@@ -224,44 +220,16 @@ func (a *Agent) apply(now time.Time) {
 		a.log.Info("lanes", "models", models, "pool", a.cfg.Pool)
 	}
 	if !h.equal(a.told) {
-		a.log.Info("health", "ready", h.Ready, "reason", h.Reason.String(), "was", a.told.Reason.String(), "scrape", a.problem())
+		a.log.Info("health", "ready", h.Ready, "reason", h.Reason.String(), "was", a.told.Reason.String(), "scrape", problem)
 		a.told = h
 		kick(a.put)
 		a.core.tell()
 	}
 }
 
-// beats sends heartbeats of silent attempts, apart from watch: a mailbox may be
-// slow.
-func (a *Agent) beats(ctx context.Context) error {
-	tick := time.NewTicker(beatEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			a.beat(time.Now())
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// renew keeps the ownership of everything that runs, in one call every RenewEvery,
-// and closes what it has lost.
-func (a *Agent) renew(ctx context.Context) error {
-	tick := time.NewTicker(registry.RenewEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			a.renewOnce(ctx, time.Now())
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-func (a *Agent) renewOnce(ctx context.Context, now time.Time) {
+// renew keeps the ownership of everything that runs, in one call, and closes what
+// it has lost.
+func (a *Agent) renew(ctx context.Context, now time.Time) {
 	refs := a.core.owns()
 	if len(refs) == 0 {
 		return
@@ -269,11 +237,10 @@ func (a *Agent) renewOnce(ctx context.Context, now time.Time) {
 	call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
 	defer cancel()
 	lost, err := a.deps.Records.Renew(call, a.cfg.Node, refs)
-	if err != nil && ctx.Err() == nil {
-		a.away("renew", err)
-	}
 	if err == nil {
 		a.core.renewed(now, refs, lost)
+	} else if ctx.Err() == nil {
+		a.away("renew", err)
 	}
 	a.core.each(func(r *run) {
 		if !r.renewed.IsZero() && now.Sub(r.renewed) >= unrenewedFor {

@@ -47,6 +47,7 @@ type State struct {
 	Pool      string           `json:"pool"`
 	Models    []string         `json:"models"`
 	Condition string           `json:"condition"`
+	Gate      string           `json:"gate"` // ok, or what is in a small request's way
 	Ready     bool             `json:"ready"`
 	Taking    bool             `json:"taking"`  // lanes are subscribed
 	Running   int              `json:"running"` // deliveries between claim and result
@@ -66,7 +67,7 @@ func (a *Agent) state(now time.Time, n int) State {
 		Node: a.cfg.Node, Pool: a.cfg.Pool, Models: c.models, Ready: c.health.serving(), Taking: c.health.taking,
 		Running: len(c.runs), Sample: c.last, View: c.sched.View(now), Decisions: c.verdicts.last(n),
 	}
-	s.Condition = s.View.Condition.String()
+	s.Condition, s.Gate = s.View.Condition.String(), s.View.Gate.String()
 	if c.bad != nil {
 		s.Problem = c.bad.Error()
 	}
