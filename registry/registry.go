@@ -1,7 +1,7 @@
 // Package registry keeps the record of every request: who may run it, whether
-// somebody does, and that it ends once. The rules are those of the record
-// protocol in DESIGN.md, which also has the door's; registry/memory keeps them in one process,
-// registrytest is the suite every implementation passes.
+// somebody does, and that it ends once; and it refuses at the door what would not
+// start in time. The rules are in DESIGN.md; registry/memory keeps them in one
+// process, registrytest is the suite every implementation passes.
 //
 // All calls are safe for concurrent use and idempotent by (id, attempt): a call
 // that timed out is repeated. Events cross as encoded bytes with a reply address,
@@ -109,7 +109,7 @@ type Ref struct {
 
 // Canceled says what Cancel found.
 type Canceled struct {
-	State   State  // before the cancel
+	State   State  // before the cancel; one whose owner let it lapse before the first byte was Queued
 	Owner   string // who runs it, if anybody
 	Attempt string
 }

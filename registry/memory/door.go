@@ -19,6 +19,7 @@ const (
 	maxRetry      = 60 * time.Second
 
 	errorGain  = 0.1         // EWMA of the forecast's error, about the last ten starts
+	errorMost  = 2           // an outage teaches no more than that, to be forgotten soon
 	errorFloor = time.Second // added to a forecast before its error is taken relative to it
 )
 
@@ -241,7 +242,7 @@ func (d *door) censored(rec *record, now time.Time) {
 
 // learn takes in one error, relative so that short and long forecasts share it.
 func (c *class) learn(predicted, actual time.Duration) {
-	e := (actual - predicted).Seconds() / (predicted + errorFloor).Seconds()
+	e := min((actual-predicted).Seconds()/(predicted+errorFloor).Seconds(), errorMost)
 	c.spread += errorGain * (math.Abs(e-c.bias) - c.spread)
 	c.bias += errorGain * (e - c.bias)
 }
