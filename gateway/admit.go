@@ -119,6 +119,7 @@ func (x *exchange) accept(open int) *refusal {
 	if f != nil {
 		return f
 	}
+	x.arrived = time.Now() // how long a client takes to send is not our time
 	if x.request, bad = parse(x.request.path, x.request.kind, body); bad != nil {
 		return &refusal{reason: reason.BadRequest, param: bad.param, detail: bad.message}
 	}

@@ -9,7 +9,7 @@ import (
 // Config is what an operator can choose. All limits apply per request unless said
 // otherwise.
 type Config struct {
-	Listen  string // the address clients use; only for log lines and texts
+	Listen  string // the address clients use; only for the log
 	MaxBody int64  // bytes of a request body; above it: 413
 	MaxOpen int    // requests open at once; each holds its body, so MaxOpen x MaxBody bounds memory
 

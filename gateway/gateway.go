@@ -213,7 +213,7 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	go func() { served <- server.Serve(l) }()
 	g.serving.Store(true)
 	defer g.serving.Store(false)
-	g.deps.Log.Info("gateway listens", "address", l.Addr().String())
+	g.deps.Log.Info("gateway listens", "address", g.cfg.Listen)
 	select {
 	case err = <-served: // the listener broke
 		g.drain(cut, server)

@@ -115,7 +115,7 @@ func (m *metrics) refused(status int, why reason.Reason) {
 // stageName is the label for how far an aborted request was.
 func stageName(s registry.State) string {
 	switch s {
-	case registry.Streaming, registry.Finished:
+	case registry.Streaming:
 		return "streaming"
 	case registry.Running:
 		return "running"

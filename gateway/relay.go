@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	statusClientGone = 499              // logged only: nobody is there to read it
+	statusClientGone = 499              // for the log: hardly anybody is there to read it
 	askAgain         = time.Second      // between cancels at the start deadline while the records are away
 	heartbeat        = 15 * time.Second // how often a running attempt is heard of at the least
 	lastEvent        = 5 * time.Second  // how long the end of a finished request may be on its way
@@ -70,7 +70,8 @@ func (x *exchange) run() {
 				wake.Reset(time.Until(armed))
 			}
 		case <-wake.C:
-			over = x.tick(time.Now())
+			// After a pause of the whole process events wait as well: first those.
+			over = x.deliver() || x.tick(time.Now())
 			armed = x.due()
 			wake.Reset(time.Until(armed))
 		case <-x.r.Context().Done():
@@ -93,7 +94,7 @@ func (x *exchange) deliver() (over bool) {
 	if b.first {
 		v.node, v.tries, v.inQueue = b.node, b.tries, b.queued
 	}
-	if len(b.buf) > 0 && b.fate != slow {
+	if len(b.buf) > 0 && x.request.stream && b.fate != slow {
 		if v.first.IsZero() {
 			v.first = now
 		}
@@ -109,7 +110,7 @@ func (x *exchange) deliver() (over bool) {
 	case ended:
 		x.end(&b.end)
 	case lost:
-		_, _ = x.cancel(false) // logged there; the silence of the engine's side ends it anyway
+		_, _ = x.cancel(false) // logged there; its owner is told again when it finishes
 		x.fail(&refusal{reason: reason.UpstreamLost})
 	case slow:
 		x.abandon()
@@ -121,8 +122,11 @@ func (x *exchange) deliver() (over bool) {
 func (x *exchange) end(e *response.Event) {
 	switch {
 	case e.Kind == response.Done && !x.request.stream:
-		x.answer(e)
-		x.finish(http.StatusOK, reason.Finished, e.Usage)
+		status, why := http.StatusOK, reason.Finished
+		if !x.answer(e) {
+			status, why = statusClientGone, x.whyGone()
+		}
+		x.finish(status, why, e.Usage)
 	case e.Kind == response.Done && !x.relay.done:
 		x.failWith(&refusal{reason: reason.UpstreamLost}, e.Usage)
 	case e.Kind == response.Done:
@@ -144,8 +148,8 @@ func (x *exchange) end(e *response.Event) {
 	}
 }
 
-// answer writes a plain answer, whole.
-func (x *exchange) answer(e *response.Event) {
+// answer writes a plain answer, whole. False: the client is gone or does not read.
+func (x *exchange) answer(e *response.Event) bool {
 	h := x.w.Header()
 	h["Content-Type"] = []string{"application/json"}
 	h["Content-Length"] = []string{strconv.Itoa(len(e.Payload))}
@@ -155,8 +159,9 @@ func (x *exchange) answer(e *response.Event) {
 	if e.Status > 0 {
 		x.w.WriteHeader(e.Status)
 	}
-	_, _ = x.w.Write(e.Payload) // the answer is complete: a client that is gone changes nothing
+	_, err := x.w.Write(e.Payload)
 	x.relay.guard.Stop()
+	return err == nil
 }
 
 // passOn gives the client the engine's own refusal, as it is where the status is
@@ -303,30 +308,37 @@ func (x *exchange) failWith(f *refusal, used response.Usage) {
 // cuts.
 func (x *exchange) abandon() {
 	c, err := x.cancel(false)
-	slow := x.waiter.wasCut()
-	if !slow && errors.Is(context.Cause(x.r.Context()), errCut) {
+	why := x.whyGone()
+	if why == reason.ClientGone && errors.Is(context.Cause(x.r.Context()), errCut) {
 		x.fail(&refusal{reason: reason.Draining})
 		return
 	}
 	stage, found := c.State, abortCanceled
-	switch {
-	case err != nil:
+	if err != nil {
 		found = abortError
-		if stage = registry.Queued; x.relay.sent {
-			stage = registry.Streaming
-		} else if x.relay.started {
-			stage = registry.Running
-		}
-	case c.State == registry.Finished:
+	} else if c.State == registry.Finished {
 		found = abortOver
 	}
-	x.g.metrics.aborts.WithLabelValues(stageName(stage), found).Inc()
-	why := reason.ClientGone
-	if slow {
-		why = reason.ClientSlow
+	if found != abortCanceled { // then it counts as what was seen of it
+		switch {
+		case x.relay.chunks > 0:
+			stage = registry.Streaming
+		case x.relay.started:
+			stage = registry.Running
+		default:
+			stage = registry.Queued
+		}
 	}
+	x.g.metrics.aborts.WithLabelValues(stageName(stage), found).Inc()
 	x.hangUp()
 	x.finish(statusClientGone, why, response.Usage{})
+}
+
+func (x *exchange) whyGone() reason.Reason {
+	if x.waiter.wasCut() {
+		return reason.ClientSlow
+	}
+	return reason.ClientGone
 }
 
 // hangUp makes sure that whoever is left at the other end (a client may have

@@ -3,6 +3,16 @@ package gateway
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"penstock/fleet"
+	"penstock/lane"
+	"penstock/queue"
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/response"
 )
 
 const (
@@ -49,5 +59,76 @@ func TestPlain(t *testing.T) {
 	resp := s.post(plainBody)
 	if body := readAll(t, resp.Body); body != `{"id":"x"}` || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
 		t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
+	}
+}
+
+func TestMessage(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		body := `{"model":"q","stream":true,"messages":[{"role":"user","content":"12345678"}],"max_tokens":8,"n":2}`
+		parent := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+		now := time.Now()
+		_, gone, finished := s.ask(body, "X-Penstock-Start-Timeout-Ms", "9000", "X-Slo-Ttft-Ms", "700", "X-Slo-Tpot-Ms", "40", "Traceparent", parent)
+		got := s.message()
+		gone()
+		<-finished
+		if len(got.ID) != 32 {
+			t.Errorf("id %q, want 32 hex digits", got.ID)
+		}
+		want := &queue.Message{
+			Version: queue.Version, ID: got.ID, Lane: lane.Key{Tier: "default", Type: "chat", Model: "q", Tenant: "default"}, Path: chatPath,
+			Opened: now, Deadline: now.Add(9 * time.Second), SLOTTFT: 700 * time.Millisecond, SLOTTFTNamed: true, SLOTPOT: 40 * time.Millisecond,
+			PromptTokens: 2, ExpectedOut: 8, MaxTokens: 8, Sequences: 2, Stream: true, Traceparent: parent, Reply: s.g.reply, Body: []byte(body),
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("message (-want +got)\n%s", diff)
+		}
+	})
+}
+
+func TestUsageIsLearned(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		long := `{"model":"q","messages":[{"role":"user","content":"` + strings.Repeat("x", 8000) + `"}]}`
+		var tokens []int
+		for range 30 {
+			_, _, finished := s.ask(long)
+			n := s.start()
+			tokens = append(tokens, n.m.PromptTokens)
+			n.finish(response.Event{Kind: response.Done, Status: 200, Payload: []byte("{}"), Usage: response.Usage{Prompt: 4000, Output: 1, Known: true}})
+			<-finished
+		}
+		if first, last := tokens[0], tokens[len(tokens)-1]; first != 2000 || last < 3000 {
+			t.Errorf("prompt of 8000 bytes quoted as %d, after 30 answers that said 4000: %d", first, last)
+		}
+	})
+}
+
+func TestDrainRate(t *testing.T) {
+	now := time.Now()
+	row := func(rate float64, age time.Duration) fleet.Row {
+		return fleet.Row{Models: []string{"q"}, State: reason.OK, DrainRate: rate, FirstToken: 80 * time.Millisecond, At: now.Add(-age)}
+	}
+	alive := registry.Engine{Models: []string{"q"}, State: reason.OK, Seen: now}
+	asleep := registry.Engine{Models: []string{"q"}, State: reason.Asleep, Seen: now}
+	gone := registry.Engine{Models: []string{"q"}, State: reason.OK, Seen: now.Add(-11 * time.Second)}
+	for _, c := range []struct {
+		name  string
+		rows  []fleet.Row
+		known []registry.Engine
+		last  rate
+		want  registry.Drain
+		first time.Duration
+	}{
+		{"rows", []fleet.Row{row(100, 0), row(300, 0)}, nil, rate{}, registry.Drain{Engines: 2, Rate: 400}, 80 * time.Millisecond},
+		{"rows without a rate yet", []fleet.Row{row(0, 0)}, nil, rate{now.Add(-20 * time.Second), 50, 0}, registry.Drain{Engines: 1, Rate: 50}, 80 * time.Millisecond},
+		{"no fresh row: the last rate", []fleet.Row{row(100, 2*time.Second)}, []registry.Engine{alive, asleep, gone}, rate{now.Add(-20 * time.Second), 50, time.Second}, registry.Drain{Engines: 1, Rate: 50}, time.Second},
+		{"the last rate is too old", nil, []registry.Engine{alive}, rate{now.Add(-31 * time.Second), 50, time.Second}, registry.Drain{Engines: 1}, 0},
+		{"nobody", nil, []registry.Engine{asleep, gone}, rate{now, 50, time.Second}, registry.Drain{}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := directory{rows: func() []fleet.Row { return c.rows }, rates: map[string]rate{"q": c.last}}
+			if got, first := d.drain("q", c.known, now); got != c.want || first != c.first {
+				t.Errorf("drain = %+v, %s, want %+v, %s", got, first, c.want, c.first)
+			}
+		})
 	}
 }

@@ -212,7 +212,9 @@ func FuzzHeaders(f *testing.F) {
 		if got := label(value); len(got) > maxLabel || strings.ContainsAny(got, "\r\n \"") {
 			t.Errorf("label(%q) = %q", value, got)
 		}
-		traceparent(value)
+		if got := traceparent(value); got != "" && len(got) != 55 {
+			t.Errorf("traceparent(%q) = %q", value, got)
+		}
 	})
 }
 
