@@ -19,16 +19,14 @@ import (
 const (
 	// Liveness is the health service that concerns the process alone.
 	Liveness = "liveness"
-	// Readiness is a second name of "", for probes that need one.
-	Readiness = "readiness"
 
 	maxStreams   = 256                    // per connection; grpc's default is no limit
 	pingsAllowed = 10 * time.Second       // closest keepalive pings of a client; grpc's default of 5 min cuts off careful clients
 	stopWithin   = 200 * time.Millisecond // for calls in progress when Serve ends
 )
 
-// GRPC serves grpc.health.v1 for one agent or several in one process: "" and
-// Readiness say SERVING if any agent is ready, a model's name if any ready agent
+// GRPC serves grpc.health.v1 for one agent or several in one process: ""
+// (readiness) says SERVING if any agent is ready, a model's name if any ready agent
 // serves it, Liveness always.
 type GRPC struct {
 	agents []*Agent
@@ -61,13 +59,12 @@ func (g *GRPC) update() {
 		ready = ready || h.Ready
 		for _, m := range h.Models {
 			serving[m] = serving[m] || h.Ready
-			if m != Liveness && m != Readiness && !slices.Contains(g.models, m) {
+			if m != Liveness && !slices.Contains(g.models, m) {
 				g.models = append(g.models, m)
 			}
 		}
 	}
 	g.set("", ready)
-	g.set(Readiness, ready)
 	for _, m := range g.models {
 		g.set(m, serving[m])
 	}

@@ -85,12 +85,6 @@ func (a *Agent) Health() Health {
 	return a.core.healthNow()
 }
 
-// Ready is Health for a probe: whether, or why not.
-func (a *Agent) Ready() (bool, string) {
-	h := a.Health()
-	return h.Ready, h.Reason.String()
-}
-
 func (c *core) healthNow() Health {
 	h := Health{Ready: c.health.serving() && len(c.models) > 0, Reason: reason.OK, Models: c.models}
 	switch {

@@ -253,7 +253,7 @@ func TestGRPC(t *testing.T) {
 		}
 		return r.Status.String()
 	}
-	for _, tc := range [][2]string{{"", "NOT_SERVING"}, {Readiness, "NOT_SERVING"}, {Liveness, "SERVING"}, {"q", "NotFound"}} {
+	for _, tc := range [][2]string{{"", "NOT_SERVING"}, {Liveness, "SERVING"}, {"q", "NotFound"}} {
 		if got := status(tc[0]); !strings.Contains(got, tc[1]) {
 			t.Errorf("before the first sample: Check(%q): got %s, want %s", tc[0], got, tc[1])
 		}

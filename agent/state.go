@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"penstock/fleet"
+	"penstock/reason"
 	"penstock/scheduler"
 )
 
@@ -77,12 +78,16 @@ func (a *Agent) state(now time.Time, n int) State {
 	return s
 }
 
-// Row is the engine as gateways and other agents see it.
+// Row is the engine as gateways and other agents see it. While nothing may start,
+// for whatever reason, no tokens are free.
 func (a *Agent) Row(now time.Time) fleet.Row {
 	c := a.core
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v := c.sched.View(now)
+	if v.Gate != reason.OK {
+		v.Freeness = 0
+	}
 	return fleet.Row{
 		Node: a.cfg.Node, Models: c.models, Pool: a.cfg.Pool, State: v.Condition,
 		Running: v.Running, Waiting: v.Waiting, KV: v.KV, Step: v.StepTime, Freeness: v.Freeness,
