@@ -33,6 +33,12 @@ func (r *Row) Serves(model string, now time.Time) bool {
 	return (r.State == reason.OK || r.State == reason.Stale) && now.Sub(r.At) <= StaleAfter && slices.Contains(r.Models, model)
 }
 
+// Known reports whether a row that counts speaks of an engine with model, whatever
+// its state: then the rows are the truth, and older knowledge is not.
+func Known(rows []Row, model string, now time.Time) bool {
+	return slices.ContainsFunc(rows, func(r Row) bool { return now.Sub(r.At) <= StaleAfter && slices.Contains(r.Models, model) })
+}
+
 // Drain sums, over the rows that serve model now, how fast they take work. An
 // engine whose own rate is not known yet counts as the mean of the others.
 // firstToken is the shortest time to first token among them.

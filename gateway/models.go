@@ -119,6 +119,9 @@ func (d *directory) drain(model string, known []registry.Engine, now time.Time) 
 		}
 		return registry.Drain{Engines: engines, Rate: tokens}, firstToken
 	}
+	if fleet.Known(rows, model, now) {
+		return registry.Drain{}, 0
+	}
 	for i := range known {
 		if live(&known[i], now) {
 			engines++
