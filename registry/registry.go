@@ -144,6 +144,7 @@ type Backlog struct {
 	Tokens      int // expected tokens, prompt and output
 	Bytes       int64
 	Oldest      time.Duration // age of the oldest; 0 = none waits
+	Running     int           // beside what waits: started, not over
 }
 
 // Engine is an agent's entry in the engine directory.

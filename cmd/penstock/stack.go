@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -39,6 +40,7 @@ type stack struct {
 	grpc    *agent.GRPC
 	admin   *admin.Server
 	records *registrymemory.Registry
+	lanes   *queuememory.Queue
 
 	listener, grpcListener, adminListener net.Listener
 }
@@ -59,7 +61,8 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	bus := responsememory.New()
-	lanes, err := queuememory.New(queuememory.DefaultConfig())
+	bounds := queuememory.DefaultConfig()
+	s.lanes, err = queuememory.New(bounds)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +84,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		cfg.SetEngine(address)
 		cfg.Engine.APIKey, cfg.Grace = opts.engineKey, opts.grace
 		node, err := agent.New(cfg, agent.Deps{
-			Records: s.records, Directory: s.records, Consumer: lanes.Consumer(name), Append: bus.Append, Peers: s.rows,
+			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows,
 			Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, metrics), Log: log,
 		})
 		if err != nil {
@@ -90,10 +93,11 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		s.nodes = append(s.nodes, name)
 		s.agents = append(s.agents, node)
 	}
+	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency))
 	cfg := gateway.DefaultConfig()
 	cfg.Listen, cfg.SLOTTFT, cfg.Grace, cfg.Keys = s.listener.Addr().String(), opts.sloTTFT, opts.grace, opts.keys
 	s.gateway, err = gateway.New(cfg, gateway.Deps{
-		Records: s.records, Directory: s.records, Publish: lanes.Publish, Discard: lanes.Discard, OpenMailbox: bus.Open,
+		Records: s.records, Directory: s.records, Publish: s.lanes.Publish, Discard: s.lanes.Discard, OpenMailbox: bus.Open,
 		Rows: s.rows, Metrics: metrics, Log: log,
 	})
 	if err != nil {
@@ -144,10 +148,10 @@ func (s *stack) announce(ctx context.Context) {
 	defer look.Stop()
 	said := time.Now()
 	for {
-		for _, row := range s.rows() {
-			if row.State == reason.OK && len(row.Models) > 0 {
+		for _, h := range s.health() {
+			if h.Ready {
 				if s.onReady != nil {
-					s.onReady(row.Models[0])
+					s.onReady(h.Models[0])
 				}
 				return
 			}
@@ -228,19 +232,28 @@ func (s *stack) rows() []fleet.Row {
 	return rows
 }
 
-// ready says whether the gateway is open and an engine takes work, or why not.
+func (s *stack) health() []agent.Health {
+	all := make([]agent.Health, len(s.agents))
+	for i, a := range s.agents {
+		all[i] = a.Health()
+	}
+	return all
+}
+
+// ready says whether the gateway is open and an engine takes work, or why not. It
+// agrees with what gRPC health says.
 func (s *stack) ready() (bool, string) {
 	if ok, why := s.gateway.Ready(); !ok {
 		return false, why
 	}
-	why := ""
-	for _, row := range s.rows() {
-		if row.State == reason.OK || row.State == reason.Stale {
+	var why []string
+	for i, h := range s.health() {
+		if h.Ready {
 			return true, ""
 		}
-		why += fmt.Sprintf("%s is %s; ", row.Node, row.State)
+		why = append(why, fmt.Sprintf("%s is %s", s.nodes[i], h.Reason))
 	}
-	return false, why
+	return false, strings.Join(why, "; ")
 }
 
 func (s *stack) state() any {

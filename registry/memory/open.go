@@ -108,7 +108,7 @@ func (r *Registry) shift(rec *record, sign int, now time.Time) {
 	}
 }
 
-// Backlog is what waits, by model and tier. Classes with nothing waiting are
+// Backlog is what waits and runs, by model and tier. Classes with nothing are
 // listed while they are remembered. It walks every record: for metrics.
 func (r *Registry) Backlog(now time.Time) []registry.Backlog {
 	r.mu.Lock()
@@ -121,13 +121,20 @@ func (r *Registry) Backlog(now time.Time) []registry.Backlog {
 		}
 	}
 	for _, rec := range r.live {
-		if rec.state != registry.Queued || !rec.counted {
+		if !rec.counted {
 			continue
 		}
 		k := key{rec.lane.Tier, rec.lane.Model}
-		row := rows[k]
-		row.Bytes += rec.bytes
-		row.Oldest = max(row.Oldest, now.Sub(rec.opened))
+		row, ok := rows[k]
+		if !ok { // the door has forgotten the model: long runs only
+			row.Tier, row.Model = k.tier, k.model
+		}
+		if rec.state == registry.Queued {
+			row.Bytes += rec.bytes
+			row.Oldest = max(row.Oldest, now.Sub(rec.opened))
+		} else {
+			row.Running++
+		}
 		rows[k] = row
 	}
 	list := make([]registry.Backlog, 0, len(rows))

@@ -176,12 +176,22 @@ func TestBacklogForMetrics(t *testing.T) {
 		if diff := cmp.Diff(want, r.Backlog(time.Now())); diff != "" {
 			t.Errorf("backlog, -want +got:\n%s", diff)
 		}
-		for _, id := range []string{"1", "2", "3"} {
+		for _, id := range []string{"1", "2"} {
 			if _, err := r.Finish(t.Context(), id, "", nil); err != nil {
 				t.Fatal(err)
 			}
 		}
-		want[0] = registry.Backlog{Tier: "default", Model: "m"}
+		if _, err := r.Claim(t.Context(), registry.Start{ID: "3", Attempt: "a", Owner: "n", Reply: "gw"}); err != nil {
+			t.Fatal(err)
+		}
+		want[0] = registry.Backlog{Tier: "default", Model: "m", Running: 1}
+		if diff := cmp.Diff(want, r.Backlog(time.Now())); diff != "" {
+			t.Errorf("one runs, -want +got:\n%s", diff)
+		}
+		if _, err := r.Finish(t.Context(), "3", "a", nil); err != nil {
+			t.Fatal(err)
+		}
+		want[0].Running = 0
 		if diff := cmp.Diff(want, r.Backlog(time.Now())); diff != "" {
 			t.Errorf("empty backlog, -want +got:\n%s", diff)
 		}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"penstock/agent"
+	"penstock/registry"
+)
+
+// tier of every lane until tiers are configured.
+const tier = "default"
+
+// laneGauges shows what waits and runs per tier and model. It reads at every
+// scrape, so that no gauge can be older than another. Its models are those of
+// engines: a client cannot make one up.
+type laneGauges struct {
+	backlog func(now time.Time) []registry.Backlog
+	engines func() []agent.Health
+	each    int // requests one engine runs at most
+
+	waiting, tokens, oldest, permits *prometheus.Desc
+}
+
+func newLaneGauges(backlog func(time.Time) []registry.Backlog, engines func() []agent.Health, each int) *laneGauges {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("penstock_lane_"+name, help, append([]string{"tier", "model"}, labels...), nil)
+	}
+	return &laneGauges{
+		backlog: backlog, engines: engines, each: each,
+		waiting: desc("backlog_requests", "Requests that wait for their start."),
+		tokens:  desc("backlog_tokens", "Expected tokens, prompt and output, of the requests that wait."),
+		oldest:  desc("backlog_oldest_seconds", "Age of the request that waits longest; 0 = none waits."),
+		permits: desc("permits", "Requests that run (used), and that may run at once on the engines of the model (total).", "state"),
+	}
+}
+
+func (g *laneGauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{g.waiting, g.tokens, g.oldest, g.permits} {
+		ch <- d
+	}
+}
+
+func (g *laneGauges) Collect(ch chan<- prometheus.Metric) {
+	total := map[string]int{}
+	for _, h := range g.engines() {
+		for _, model := range h.Models {
+			total[model] += g.each
+		}
+	}
+	rows := g.backlog(time.Now())
+	shown := map[string]bool{}
+	for _, row := range rows {
+		shown[row.Model] = true
+	}
+	for model := range total {
+		if !shown[model] {
+			rows = append(rows, registry.Backlog{Tier: tier, Model: model})
+		}
+	}
+	for _, row := range rows {
+		gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{row.Tier, row.Model}, labels...)...)
+		}
+		gauge(g.waiting, float64(row.Requests))
+		gauge(g.tokens, float64(row.Tokens))
+		gauge(g.oldest, row.Oldest.Seconds())
+		gauge(g.permits, float64(row.Running), "used")
+		gauge(g.permits, float64(total[row.Model]), "total")
+	}
+}
