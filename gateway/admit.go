@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"penstock/lane"
 	"penstock/queue"
 	"penstock/reason"
@@ -180,14 +182,14 @@ func (x *exchange) queue() *refusal {
 		Version: queue.Version, ID: x.id, Lane: key, Path: p.path,
 		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.deadline),
 		SLOTTFT: x.limits.ttft, SLOTTFTNamed: x.limits.ttftNamed, SLOTPOT: x.limits.tpot,
-		PromptTokens: prompt, ExpectedOut: output, MaxTokens: p.maxTokens, Sequences: p.sequences,
+		PromptTokens: prompt, SafePrompt: p.longest, ExpectedOut: output, MaxTokens: p.maxTokens, Sequences: p.sequences,
 		Stream: p.stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.reply, Body: p.body,
 	}
 	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
 	defer cancel()
 	admitted, err := g.deps.Records.Open(ctx, registry.Request{
 		ID: x.id, Lane: key, Reply: g.reply, Deadline: m.Deadline,
-		Tokens: m.Tokens(), Bytes: len(p.body), Limit: x.limits.door(firstToken),
+		Tokens: m.Tokens(), Bytes: len(p.body), Limit: x.limits.door(firstToken), Fingerprint: fingerprint(key, p),
 	}, drain)
 	if err != nil {
 		return x.notQueued(err, reason.RecordStoreAway)
@@ -199,6 +201,16 @@ func (x *exchange) queue() *refusal {
 		return x.notQueued(err, reason.BrokerAway)
 	}
 	return nil
+}
+
+// fingerprint is equal for a request and its repetition: SDKs send the same body
+// again. 0 is left for "not known".
+func fingerprint(k lane.Key, p *request) uint64 {
+	var d xxhash.Digest
+	d.Reset()
+	_, _ = d.WriteString(k.Tenant + "\x00" + p.path + "\x00") // the model is in the body
+	_, _ = d.Write(p.body)
+	return max(d.Sum64(), 1)
 }
 
 // notQueued undoes what a failed Open or Publish may have left and says why.

@@ -11,6 +11,7 @@ import (
 const (
 	maxDepth     = 256     // nesting of a body; the JSON reader is recursive, so this bounds its stack
 	maxModelName = 256     // bytes
+	longestToken = 256     // bytes; the longest tokens in use are runs of 128 spaces
 	maxSequences = 1 << 14 // n x prompts; the engine's own limit is far below
 	maxTokens    = 1 << 24 // any larger max_tokens means "no limit"
 )
@@ -31,6 +32,7 @@ type request struct {
 	textBytes int // UTF-8 bytes of prompt text, all prompts
 	images    int
 	tokenIDs  int // prompt tokens given as numbers: exact
+	longest   int // tokens that the longest prompt has at least
 }
 
 // routing are the top-level keys the gateway acts on. A second one, in any case,
@@ -154,7 +156,7 @@ func (p *request) prompt(prompt, messages, input gjson.Result) (prompts int) {
 	}
 	switch {
 	case prompt.Type == gjson.String:
-		p.textBytes += textLen(prompt.Raw)
+		p.text(prompt)
 		return 1
 	case prompt.IsArray():
 		return p.promptList(prompt)
@@ -169,12 +171,12 @@ func (p *request) promptList(list gjson.Result) (prompts int) {
 		switch {
 		case item.Type == gjson.String:
 			prompts++
-			p.textBytes += textLen(item.Raw)
+			p.text(item)
 		case item.Type == gjson.Number:
 			ids++
 		case item.IsArray():
 			prompts++
-			p.tokenIDs += strings.Count(item.Raw, ",") + 1
+			p.ids(strings.Count(item.Raw, ",") + 1)
 		default:
 			prompts++
 			p.textBytes += len(item.Raw)
@@ -183,9 +185,22 @@ func (p *request) promptList(list gjson.Result) (prompts int) {
 	})
 	if ids > 0 {
 		prompts++
-		p.tokenIDs += ids
+		p.ids(ids)
 	}
 	return prompts
+}
+
+// text measures one prompt given as text.
+func (p *request) text(prompt gjson.Result) {
+	n := textLen(prompt.Raw)
+	p.textBytes += n
+	p.longest = max(p.longest, n/longestToken)
+}
+
+// ids measures one prompt given as n token ids.
+func (p *request) ids(n int) {
+	p.tokenIDs += n
+	p.longest = max(p.longest, n)
 }
 
 // content measures a message: a text, or parts of which the texts count as bytes

@@ -41,7 +41,8 @@ type Message struct {
 	SLOTTFT      time.Duration // the door's limit; see scheduler
 	SLOTTFTNamed bool          // the client named slo_ttft: its own prefill counts
 	SLOTPOT      time.Duration
-	PromptTokens int // estimated
+	PromptTokens int // estimated, over all prompts
+	SafePrompt   int // tokens that its longest prompt has at least; 0 = not known
 	ExpectedOut  int // expected output tokens of one sequence, <= MaxTokens
 	MaxTokens    int // 0 = not limited by the client
 	Sequences    int // n x prompts, best_of; >= 1

@@ -95,6 +95,9 @@ func (r Reason) String() string {
 	return names[r]
 }
 
+// MarshalText writes the name, in /debug/state for one.
+func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
 // All returns every Reason but None, in order, for creating metric labels at start.
 func All() []Reason {
 	all := make([]Reason, 0, end-1)

@@ -81,7 +81,7 @@ func (s *State) condition(t time.Duration) reason.Reason {
 
 // patience is how long work may exist without any movement.
 func (s *State) patience() time.Duration {
-	if s.live > 0 && s.speed.firsts == 0 {
+	if s.live > 0 && s.speed.firsts == 0 && s.sample.Tokens == 0 {
 		return stuckFirst
 	}
 	return max(stuckAfter, 3*s.speed.prefill(s.pendTokens))

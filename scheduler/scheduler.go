@@ -173,6 +173,10 @@ type State struct {
 	peers []Peer
 }
 
+// SetPoll tells how often samples are taken now: a scraper slows down where the
+// engine's page is dear. It is clamped to what Config.Poll may be.
+func (s *State) SetPoll(d time.Duration) { s.cfg.Poll = min(max(d, time.Millisecond), blindAfter/4) }
+
 // New makes the state of an engine of which nothing is known yet.
 func New(cfg Config, start time.Time) (*State, error) {
 	if err := cfg.Validate(); err != nil {

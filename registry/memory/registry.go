@@ -8,6 +8,7 @@
 package memory
 
 import (
+	"bytes"
 	"container/heap"
 	"context"
 	"errors"
@@ -192,6 +193,9 @@ func (r *Registry) forget(rec *record) {
 func (r *Registry) flush(rec *record) error {
 	defer r.mu.Unlock()
 	if rec.flushing {
+		for i := range rec.out {
+			rec.out[i] = bytes.Clone(rec.out[i]) // the caller uses its bytes again
+		}
 		return nil
 	}
 	rec.flushing = true
