@@ -138,6 +138,28 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 	return said.Version, err
 }
 
+// Dead asks /health whether the engine's process is gone while its HTTP side still
+// answers: vLLM says 503 then, 500 before 0.11. A hung engine is not dead by this,
+// and one that cannot be reached gives an error. ctx bounds the wait.
+func (c *Client) Dead(ctx context.Context) (bool, error) {
+	const path = "/health"
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
+	if err != nil {
+		return false, c.broken(ctx, path, reason.EngineDown, err)
+	}
+	c.authorize(req)
+	resp, err := c.transport.RoundTrip(req)
+	if err != nil {
+		return false, c.broken(ctx, path, reason.EngineDown, err)
+	}
+	defer resp.Body.Close()
+	_, err = readBounded(resp, controlBytes) // so that the connection can be used again
+	if err != nil && !errors.Is(err, errTooLong) {
+		return false, c.broken(ctx, path, reason.EngineDown, err)
+	}
+	return resp.StatusCode/100 == 5, nil
+}
+
 func (c *Client) get(ctx context.Context, path string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
 	if err != nil {

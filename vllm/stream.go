@@ -78,7 +78,7 @@ func (c *Client) stream(ctx context.Context, req Request, body []byte, want aske
 
 // open sends the request and checks the answer's header.
 func (s *Stream) open(req Request, body []byte) error {
-	resp, err := s.client.post(s.ctx, req, body)
+	resp, err := s.client.post(s.ctx, req, body) //nolint:bodyclose // Close does
 	if err != nil {
 		return s.broken(err)
 	}
@@ -186,7 +186,7 @@ func (s *Stream) broken(err error) *Error {
 	if s.began || errors.Is(err, errEventTooLong) {
 		why = reason.UpstreamLost
 	}
-	if errors.Is(err, io.EOF) {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = fmt.Errorf("answer ended without [DONE]: %w", io.ErrUnexpectedEOF)
 	}
 	return s.client.broken(s.ctx, s.path, why, err)
