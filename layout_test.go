@@ -69,7 +69,9 @@ func TestLayout(t *testing.T) {
 			if isOurs && !slices.Contains(allow, ours) && !slices.Contains(allow, "*") {
 				t.Errorf("%s imports penstock/%s; it may import %v", dir, ours, allow)
 			}
-			if !isOurs && pure[dir] && slices.ContainsFunc(impure, func(bad string) bool { return path == bad || strings.HasPrefix(path, bad+"/") && strings.Contains(bad, ".") }) {
+			if !isOurs && pure[dir] && slices.ContainsFunc(impure, func(bad string) bool {
+				return path == bad || strings.HasPrefix(path, bad+"/") && strings.Contains(bad, ".")
+			}) {
 				t.Errorf("%s imports %s; it is a function of values", dir, path)
 			}
 		}

@@ -8,13 +8,15 @@ package reason
 type Reason uint8
 
 const (
-	None Reason = iota
+	None Reason = iota // not set
 
 	// Why a request may start.
+
 	OK    // the gate is open for it
 	Probe // a closed gate over frozen gauges lets one real request through
 
 	// Why a head waits: the engine is full.
+
 	KVHigh      // KV usage reached the upper watermark and has not fallen below the reopen mark
 	KVBand      // KV usage between the two watermarks; this id drew "wait" for this second
 	KVCredit    // gauge plus what was started but does not show yet leaves no room
@@ -27,6 +29,7 @@ const (
 	RoomFull    // the ready room has no place for another head
 
 	// Why a head waits or is refused: the engine cannot be judged or used.
+
 	Stale    // the last good sample is older than three polls
 	Blind    // no good sample for a second
 	Stuck    // work exists and nothing moves
@@ -35,6 +38,7 @@ const (
 	Starting // no good sample since start
 
 	// Why a delivery is not started.
+
 	Aborted         // the client went away
 	DeadlinePassed  // the start deadline passed
 	TooLarge        // it can never fit this engine
@@ -47,6 +51,7 @@ const (
 	BrokerAway      // the lanes cannot be reached
 
 	// Outcomes of a request that was started.
+
 	Finished      // complete answer
 	EngineRefused // the engine's answer was a 4xx
 	EngineBusy    // the engine's own cap answered 503
@@ -58,6 +63,7 @@ const (
 	ClientGone    // the client closed the connection
 
 	// Why the gateway refuses.
+
 	RateLimited  // the caller's own limit
 	BudgetSpent  // the caller's budget is used up
 	Overloaded   // predicted start is past the request's limit

@@ -153,7 +153,7 @@ func TestRefusedThenBack(t *testing.T) {
 		t.Errorf("%v, want unreachable", err)
 	}
 	if listener, err = net.Listen("tcp", addr); err != nil {
-		t.Skipf("the port was taken meanwhile: %v", err)
+		t.Fatalf("the port was taken meanwhile: %v", err)
 	}
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(
 		func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, goodPage) })}}

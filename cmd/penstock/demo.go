@@ -205,9 +205,8 @@ func printDemo(w io.Writer, rows []*demoRow) error {
 	line("worst gap", func(r *demoRow) string { return fmt.Sprintf("%.2f s", r.summary.GapMax.Seconds()) })
 	line("preemptions", func(r *demoRow) string { return fmt.Sprint(r.stats.Preemptions) })
 	line("wasted tokens", func(r *demoRow) string {
-		all := r.stats.PromptTokens + r.stats.GenerationTokens + r.stats.TokensRecomputed
 		wasted := r.stats.TokensAborted + r.stats.TokensRecomputed
-		return fmt.Sprintf("%d (%.0f %%)", wasted, 100*float64(wasted)/math.Max(1, float64(max(all, wasted))))
+		return fmt.Sprintf("%d (%.0f %%)", wasted, 100*float64(wasted)/math.Max(1, float64(r.stats.TokensComputed)))
 	})
 	line("good by prompt quartile", func(r *demoRow) string { return fmt.Sprintf("%.2f", r.summary.Quartiles) })
 	line("attempts without a token", func(r *demoRow) string { return reasons(r.summary.Refused) })

@@ -123,7 +123,7 @@ func (p *part) wait(within time.Duration) error {
 			}
 		}
 		if time.Since(begin) > within {
-			return fmt.Errorf("%s does not answer on %s after %v: %v", p.name, p.address, within, err)
+			return fmt.Errorf("%s does not answer on %s after %v: %w", p.name, p.address, within, err)
 		}
 	}
 }

@@ -14,6 +14,7 @@ func (e *Engine) schedule() time.Duration {
 		s.scheduled = min(s.pending(), budget)
 		budget -= s.scheduled
 		e.held += s.scheduled
+		e.stats.TokensComputed += uint64(s.scheduled)
 		if s.out > 0 && s.pending() == 1 {
 			decodes++
 		} else {

@@ -17,6 +17,7 @@ type Stats struct {
 
 	// What no vLLM exports: the ground truth for tests and reports.
 	Aborted          uint64
+	TokensComputed   uint64 // prompt and output tokens of all steps, whatever became of them
 	TokensAborted    uint64 // computed for sequences that were then aborted
 	TokensRecomputed uint64 // thrown away by preemptions
 	PeakWaiting      int    // highest Waiting so far
