@@ -29,14 +29,15 @@ func (c *Client) ProbeUsage(ctx context.Context, model string) error {
 	s, err := c.stream(ctx, req, body, asked{})
 	if err == nil {
 		defer s.Close()
-		var known bool
+		answer := usageRefused
 		for err == nil {
 			var chunk Chunk
-			chunk, err = s.Next()
-			known = known || chunk.Usage.Known
+			if chunk, err = s.Next(); chunk.Usage.Known {
+				answer = usageAccepted
+			}
 		}
 		if errors.Is(err, io.EOF) {
-			c.usage.CompareAndSwap(usageUnknown, map[bool]int32{true: usageAccepted, false: usageRefused}[known])
+			c.usage.CompareAndSwap(usageUnknown, answer)
 			return nil
 		}
 	}

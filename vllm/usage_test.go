@@ -179,6 +179,7 @@ func FuzzStrip(f *testing.F) {
 	f.Add(`{"choices":[{"index":0}],"usage":{"prompt_tokens":1}}`)
 	f.Add(`{ "usage" : {} , "choices" : [ ] }`)
 	f.Add(`{"usage":null}`)
+	f.Add(`  	{"usage":null,"b":1} `)
 	f.Add(`{"a":1 ,"us\u0061ge":7,"b":"usage"}`)
 	f.Fuzz(func(t *testing.T, data string) {
 		r := eventReader{limit: 1 << 16, read: pieces("data: "+data+"\n\n", 1<<20)}
