@@ -28,7 +28,7 @@ type Usage struct {
 // Chunk is one complete SSE event as the client may see it, or empty Bytes when
 // the event was only for us (an injected usage event).
 type Chunk struct {
-	Bytes []byte // valid until the next call; ends with a blank line
+	Bytes []byte // valid until the next call of Next; ends with a blank line
 	Usage Usage  // running totals; Prompt is 0 until the engine said it
 	Done  bool   // this is "data: [DONE]": the answer is complete
 }
