@@ -100,13 +100,13 @@ func TestNoFileIsNoError(t *testing.T) {
 }
 
 func TestExampleLoads(t *testing.T) {
-	text := strings.ReplaceAll(Example(flagSet()), "\n#", "\n")
-	text = strings.ReplaceAll(text, "\n address", "\n# address")
-	for _, line := range strings.Split(text, "\n") {
-		if strings.HasPrefix(line, " ") {
-			text = strings.Replace(text, line, "#"+line, 1)
+	lines := strings.Split(Example(flagSet()), "\n")
+	for i, line := range lines {
+		if !strings.HasPrefix(line, "# ") {
+			lines[i] = strings.TrimPrefix(line, "#")
 		}
 	}
+	text := strings.Join(lines, "\n")
 	if _, err := Load(flagSet(), write(t, text), env(nil)); err != nil {
 		t.Errorf("the example, uncommented, does not load: %v\n%s", err, text)
 	}
