@@ -1,3 +1,5 @@
+//go:build e2e
+
 package vllm
 
 import (
@@ -16,13 +18,13 @@ import (
 	"penstock/reason"
 )
 
-// realEngine is a client of the engine in PENSTOCK_TEST_VLLM, http://host:port.
-// It must be idle and of 10 ms steps or more.
+// realEngine is a client of the engine in E2E_ENGINE, http://host:port, which
+// scripts/e2e starts. It must be idle and of 10 ms steps or more.
 func realEngine(t *testing.T) (c *Client, model string) {
 	t.Helper()
-	url := os.Getenv("PENSTOCK_TEST_VLLM")
+	url := os.Getenv("E2E_ENGINE")
 	if url == "" {
-		t.Skip("PENSTOCK_TEST_VLLM is not set")
+		t.Fatal("E2E_ENGINE is not set; run scripts/e2e")
 	}
 	c = connect(t, url)
 	models, err := c.Models(within(t))
