@@ -28,6 +28,9 @@ var allowed = map[string][]string{
 	"registry":              {"lane", "reason"},
 	"registry/memory":       {"registry", "lane", "reason"},
 	"registry/registrytest": {"registry", "lane", "reason"},
+	"registry/redis":        {"registry", "lane", "reason"},
+	"response/redis":        {"response"},
+	"queue/rocketmq":        {"queue", "lane"},
 
 	"cost":      {"lane"},
 	"fleet":     {"lane", "reason"},

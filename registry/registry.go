@@ -165,5 +165,24 @@ type Directory interface {
 	Engines(ctx context.Context) ([]Engine, error) // gone entries (10 s) included for a minute, so that a refusal can say when it was last seen
 }
 
+// Lane is an entry of the lane directory: a lane that had work within the last 30 min.
+type Lane struct {
+	Key   lane.Key
+	Width int // shards 0..Width-1; each is a LiteTopic lane.Name(Key, shard)
+}
+
+// Lanes is the lane directory of a fleet. Open writes a lane's entry and announces
+// it before the message is sent; agents subscribe to what they can serve. In memory
+// there is none: lanes and consumers meet in queue/memory.
+type Lanes interface {
+	// Watch calls changed with all live lanes: at once, on every announcement, every
+	// 2 s, and when the store is back after it was away. It blocks until ctx ends.
+	// changed must not block.
+	Watch(ctx context.Context, changed func([]Lane)) error
+	// Confirm says that node has subscribed to lanes: Open then need not wait for
+	// them. Called by agents after each change of their subscriptions.
+	Confirm(ctx context.Context, node string, lanes []lane.Key) error
+}
+
 // ErrAway says that the store cannot be reached; test with errors.Is.
 var ErrAway = errors.New("registry: store away")
