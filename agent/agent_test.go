@@ -149,6 +149,28 @@ func TestEngineDies(t *testing.T) {
 	n.until("ready", func() bool { return n.agent.Health().Ready })
 }
 
+// TestProcessDies: the engine's process is gone, its HTTP side and its page live on.
+func TestProcessDies(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).run()
+	begun := n.send(n.message(8000, tenant("a")))
+	n.event(begun.ID, func(e response.Event) bool { return e.Kind == response.First })
+	n.vllm.Break(vllmtest.EngineDead)
+	if e := n.outcome(begun.ID); e.Reason != reason.UpstreamLost {
+		t.Errorf("stream: got %+v, want upstream_lost", e)
+	}
+	n.until("not ready", func() bool { return n.agent.Health().Reason == reason.EngineDown })
+	if row := n.agent.Row(time.Now()); row.State != reason.EngineDown || row.Freeness != 0 {
+		t.Errorf("row: got %+v, want engine_down and no room", row)
+	}
+	waits := n.send(n.message(2, tenant("b")))
+	n.vllm.Restart()
+	if e := n.outcome(waits.ID); e.Kind != response.Done || e.Tries != 1 {
+		t.Errorf("request sent while it was dead: got %+v, want done by the first try", e)
+	}
+	n.until("ready", func() bool { return n.agent.Health().Ready })
+}
+
 // TestDebugState can be written as JSON and names the last verdict.
 func TestDebugState(t *testing.T) {
 	t.Parallel()

@@ -176,6 +176,9 @@ type outcome struct {
 func (a *Agent) settle(ctx context.Context, r *run, o outcome) queue.Result {
 	a.metrics.ended(o.reason)
 	a.log.Debug("attempt ended", "id", r.m.ID, "attempt", r.attempt, "reason", o.reason.String(), "first", r.first.Load(), "tries", r.tries, "err", o.err)
+	if o.reason == reason.EngineDown || o.reason == reason.UpstreamLost {
+		kick(a.suspect)
+	}
 	switch {
 	case o.reason == reason.Finished:
 		return a.finish(ctx, r, response.Done, o)
@@ -283,7 +286,7 @@ func (a *Agent) repeat(ctx context.Context, within time.Duration, what string, c
 func (a *Agent) request(now time.Time, m *queue.Message) scheduler.Request {
 	hash, _ := strconv.ParseUint(m.ID[:min(len(m.ID), 16)], 16, 64) // ids are random hex; any other id draws 0
 	return scheduler.Request{
-		Hash: hash, PromptTokens: m.PromptTokens, ExpectedOut: m.ExpectedOut, MaxTokens: m.MaxTokens,
+		Hash: hash, PromptTokens: m.PromptTokens, SafePrompt: m.SafePrompt, ExpectedOut: m.ExpectedOut, MaxTokens: m.MaxTokens,
 		Sequences: max(m.Sequences, 1), Opened: m.Opened, Deadline: m.Deadline,
 		SLOTTFT: m.SLOTTFT, SLOTTFTNamed: m.SLOTTFTNamed, Stream: m.Stream, Aborted: a.seen.Marked(now, m.ID),
 	}

@@ -20,6 +20,7 @@ const distrustPause = 100 * time.Millisecond
 // must change together with it. Nothing under the mutex does IO or waits.
 type core struct {
 	metrics *metrics
+	poll    func() time.Duration // how often samples come at present; nil: as configured
 
 	mu       sync.Mutex // guards all below
 	sched    *scheduler.State
@@ -28,6 +29,7 @@ type core struct {
 	runs     map[string]*run // by request id, between begin and end
 	last     scheduler.Sample
 	bad      error     // why the last scrape was bad; nil = it was good
+	dead     bool      // the engine's process is gone, says its HTTP side
 	models   []string  // sorted; replaced, never changed
 	longest  int       // max_model_len; 0 = not known
 	listen   []func()  // told after health changed
@@ -54,7 +56,7 @@ func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v := c.sched.Decide(now, req)
-	if v.Action == scheduler.Start && !c.failed.IsZero() {
+	if v.Action == scheduler.Start && (c.dead || !c.failed.IsZero()) {
 		v = scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.EngineDown, After: distrustPause}
 	}
 	if v.Action == scheduler.Start && len(c.room.heads) == 0 {
@@ -90,7 +92,7 @@ func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (
 // fill starts heads from the room while Pick finds one that may, and returns what
 // stops the next. Everything that can free capacity calls it.
 func (c *core) fill(now time.Time) scheduler.Verdict {
-	if !c.failed.IsZero() {
+	if c.dead || !c.failed.IsZero() {
 		return scheduler.Verdict{Action: scheduler.Hold, Reason: reason.EngineDown, After: distrustPause}
 	}
 	for len(c.room.heads) > 0 {
@@ -151,10 +153,13 @@ func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer
 	if s.At.After(c.failed) {
 		c.failed = time.Time{}
 	}
+	if c.poll != nil {
+		c.sched.SetPoll(c.poll())
+	}
 	c.sched.SetPeers(peers)
 	c.sched.Observe(now, s)
 	was := c.health.condition
-	changed = c.health.look(now, c.sched.Condition(now))
+	changed = c.health.look(now, c.condition(now))
 	changed = c.health.sample() || changed
 	c.fill(now)
 	return changed, !usable(was) && usable(c.health.condition)
@@ -164,7 +169,7 @@ func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer
 func (c *core) look(now time.Time) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	changed = c.health.look(now, c.sched.Condition(now))
+	changed = c.health.look(now, c.condition(now))
 	if (c.health.condition == reason.Blind || c.health.condition == reason.Stuck) && now.Sub(c.health.bad) >= vllm.StallLimit {
 		for _, r := range c.runs {
 			if !r.m.Stream { // a stream has its own stall limit, and may well go on

@@ -1,16 +1,21 @@
 package agent
 
 import (
+	"context"
 	"slices"
 	"time"
 
 	"penstock/reason"
+	"penstock/scheduler"
 )
 
 const (
 	// upAfter good samples in a row, health says SERVING again: a flapping engine
 	// must not flap its load balancer.
 	upAfter = 3
+	// checkEvery is how often the engine is asked whether it is dead; a failed start
+	// asks at once. checkWithin bounds the call.
+	checkEvery, checkWithin = time.Second, 500 * time.Millisecond
 	// leaveAfter is how long an engine may be unusable before its lanes are given
 	// up: subscribing again costs more than a short gap.
 	leaveAfter = 2 * time.Second
@@ -20,10 +25,45 @@ const (
 // is not a condition: Suspend is the brake then.
 func usable(c reason.Reason) bool {
 	switch c {
-	case reason.Starting, reason.Blind, reason.Stuck, reason.Asleep, reason.Draining:
+	case reason.Starting, reason.Blind, reason.Stuck, reason.Asleep, reason.Draining, reason.EngineDown:
 		return false
 	}
 	return true
+}
+
+// check asks the engine whether it is dead. Its page would not say: it stands still,
+// as that of an idle engine does. No answer says nothing; the page will be gone too.
+func (a *Agent) check(ctx context.Context, _ time.Time) {
+	call, cancel := context.WithTimeout(ctx, checkWithin)
+	defer cancel()
+	if dead, err := a.engine.dead(call); err == nil && a.core.setDead(dead) {
+		kick(a.changed)
+	}
+}
+
+func (c *core) setDead(dead bool) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed = c.dead != dead
+	c.dead = dead
+	return changed
+}
+
+// condition is the engine's: the scheduler's, unless it is known to be dead.
+func (c *core) condition(now time.Time) reason.Reason {
+	if why := c.sched.Condition(now); !c.dead || !usable(why) {
+		return why
+	}
+	return reason.EngineDown
+}
+
+// view is the scheduler's with that condition.
+func (c *core) view(now time.Time) scheduler.View {
+	v := c.sched.View(now)
+	if v.Condition = c.condition(now); v.Condition == reason.EngineDown {
+		v.Gate = reason.EngineDown
+	}
+	return v
 }
 
 // pulse turns conditions over time into the two things that must not flap: what

@@ -114,7 +114,7 @@ func newGauges(look func(time.Time) State) *gauges {
 }
 
 // states are the values of the label state.
-var states = []string{"fresh", "stale", "blind", "stuck", "asleep", "starting", "draining", "closed"}
+var states = []string{"fresh", "stale", "blind", "stuck", "asleep", "starting", "draining", "engine_down", "closed"}
 
 // stateOf names the one state the engine is in. closed: usable, and full.
 func stateOf(v *scheduler.View) string {

@@ -23,6 +23,7 @@ const (
 // upstream is the vLLM client as the agent uses it: a seam for tests.
 type upstream struct {
 	models func(context.Context) ([]vllm.Model, error)
+	dead   func(context.Context) (bool, error)
 	probe  func(ctx context.Context, model string) error
 	stream func(context.Context, vllm.Request) (tokens, error)
 	do     func(context.Context, vllm.Request) (vllm.Answer, error)
@@ -30,7 +31,7 @@ type upstream struct {
 
 func newUpstream(c *vllm.Client) upstream {
 	return upstream{
-		models: c.Models, probe: c.ProbeUsage, do: c.Do,
+		models: c.Models, dead: c.Dead, probe: c.ProbeUsage, do: c.Do,
 		stream: func(ctx context.Context, r vllm.Request) (tokens, error) {
 			s, err := c.Stream(ctx, r)
 			if err != nil {

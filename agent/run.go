@@ -78,6 +78,7 @@ type Agent struct {
 	changed chan struct{} // the condition or the models changed
 	ask     chan struct{} // the engine may serve other models now
 	put     chan struct{} // the directory entry changed
+	suspect chan struct{} // the engine failed a start
 
 	told      Health       // what listeners heard last; the watch goroutine's
 	taking    []string     // models whose lanes are subscribed; the watch goroutine's
@@ -105,7 +106,7 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 		cfg: cfg, deps: deps, log: deps.Log.With("node", cfg.Node),
 		engine: newUpstream(client), close: client.Close,
 		running: abort.NewRunning(), seen: abort.NewSeen(seenIDs, seenFor),
-		changed: make(chan struct{}, 1), ask: make(chan struct{}, 1), put: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), ask: make(chan struct{}, 1), put: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 	}
 	if a.metrics, err = newMetrics(deps.Metrics, func(now time.Time) State { return a.state(now, 0) }); err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.scrape = s.Run
+	a.scrape, a.core.poll = s.Run, s.Interval
 	return a, nil
 }
 
@@ -129,6 +130,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	g, work := errgroup.WithContext(outlives)
 	g.Go(func() error { return a.scrape(work) })
 	g.Go(func() error { return a.askModels(work) })
+	g.Go(func() error { return every(work, checkEvery, a.suspect, a.check) })
 	g.Go(func() error { return every(work, watchEvery, a.changed, a.watch) })
 	g.Go(func() error { return every(work, registry.RenewEvery, a.put, a.announce) })
 	g.Go(func() error { return every(work, registry.RenewEvery, nil, a.renew) })
@@ -178,7 +180,7 @@ func (a *Agent) Cancel(id, attempt string) {
 func (a *Agent) Condition(now time.Time) reason.Reason {
 	a.core.mu.Lock()
 	defer a.core.mu.Unlock()
-	return a.core.sched.Condition(now)
+	return a.core.condition(now)
 }
 
 // DebugState shows the inputs and reasons of the last verdicts, as a State.

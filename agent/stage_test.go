@@ -24,6 +24,7 @@ type fakeEngine struct {
 	sample scheduler.Sample
 	away   bool  // no sample
 	still  bool  // counters do not move
+	dead   bool  // says /health
 	refuse error // what every new request gets
 	models []vllm.Model
 }
@@ -52,6 +53,11 @@ func (f *fakeEngine) set(change func(*fakeEngine)) {
 
 func (f *fakeEngine) upstream() upstream {
 	return upstream{
+		dead: func(context.Context) (bool, error) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.dead, nil
+		},
 		models: func(context.Context) ([]vllm.Model, error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()

@@ -66,7 +66,7 @@ func (a *Agent) state(now time.Time, n int) State {
 	defer c.mu.Unlock()
 	s := State{
 		Node: a.cfg.Node, Pool: a.cfg.Pool, Models: c.models, Ready: c.health.serving(), Taking: c.health.taking,
-		Running: len(c.runs), Sample: c.last, View: c.sched.View(now), Decisions: c.verdicts.last(n),
+		Running: len(c.runs), Sample: c.last, View: c.view(now), Decisions: c.verdicts.last(n),
 	}
 	s.Condition, s.Gate = s.View.Condition.String(), s.View.Gate.String()
 	if c.bad != nil {
@@ -84,7 +84,7 @@ func (a *Agent) Row(now time.Time) fleet.Row {
 	c := a.core
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	v := c.sched.View(now)
+	v := c.view(now)
 	if v.Gate != reason.OK {
 		v.Freeness = 0
 	}
