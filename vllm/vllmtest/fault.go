@@ -102,9 +102,15 @@ func (e *Engine) broken(server *simengine.Server) http.Handler {
 			}
 		case r.Method == http.MethodPost:
 			e.requests.Add(1)
-			if wait(r, time.Duration(e.delay.Load())) {
-				e.generate(w, r, sound)
+			if delay := time.Duration(e.delay.Load()); delay > 0 {
+				// Only once the body is read does the server notice a client that goes.
+				body, err := io.ReadAll(r.Body)
+				if err != nil || !wait(r, delay) {
+					return
+				}
+				r.Body = io.NopCloser(bytes.NewReader(body))
 			}
+			e.generate(w, r, sound)
 		default:
 			sound.ServeHTTP(w, r)
 		}
