@@ -34,6 +34,7 @@ type Message struct {
 	Version  int
 	ID       string // 32 hex digits, minted by the gateway: the record's key
 	Lane     lane.Key
+	Shard    int       // which shard of the lane it is published to; 0 in memory
 	Path     string    // the engine's route, e.g. /v1/chat/completions
 	Opened   time.Time // when the gateway opened the record
 	Deadline time.Time // start deadline; past it the message is dropped
@@ -75,6 +76,14 @@ type Handler func(ctx context.Context, m *Message, started func()) Result
 
 // ErrFull is returned by a Publish that would pass a bound; test with errors.Is.
 var ErrFull = errors.New("queue: lane full")
+
+// ErrTooLarge is returned by a Publish of a message that no retry makes fit; its
+// text names the limit and where it is set.
+var ErrTooLarge = errors.New("queue: message too large")
+
+// ErrAway is returned by a Publish that the broker did not confirm in time; the
+// message may have arrived, so the record has to be cancelled.
+var ErrAway = errors.New("queue: broker away")
 
 // ErrClosed is returned by a Publish after the queue has shut down.
 var ErrClosed = errors.New("queue: closed")

@@ -166,10 +166,7 @@ type Directory interface {
 }
 
 // Lane is an entry of the lane directory: a lane that had work within the last 30 min.
-type Lane struct {
-	Key   lane.Key
-	Width int // shards 0..Width-1; each is a LiteTopic lane.Name(Key, shard)
-}
+type Lane = lane.Entry
 
 // Lanes is the lane directory of a fleet. Open writes a lane's entry and announces
 // it before the message is sent; agents subscribe to what they can serve. In memory
