@@ -33,8 +33,9 @@ type GRPC struct {
 	log    *slog.Logger
 	health *health.Server
 
-	mu     sync.Mutex // serialises update, so that the newest state is set last
-	models []string   // every model ever announced; one that went away says NOT_SERVING
+	mu       sync.Mutex // serialises update, so that the newest state is set last
+	draining bool
+	models   []string // every model ever announced; one that went away says NOT_SERVING
 }
 
 // NewGRPC starts nothing. Agents tell it of changes from now on.
@@ -48,6 +49,15 @@ func NewGRPC(agents []*Agent, log *slog.Logger) *GRPC {
 	return g
 }
 
+// Drain makes everything but Liveness NOT_SERVING for good: the process is going
+// away, although its agents finish what they run.
+func (g *GRPC) Drain() {
+	g.mu.Lock()
+	g.draining = true
+	g.mu.Unlock()
+	g.update()
+}
+
 // update sets what the agents say now. Each agent calls it after a change.
 func (g *GRPC) update() {
 	g.mu.Lock()
@@ -56,6 +66,7 @@ func (g *GRPC) update() {
 	serving := make(map[string]bool)
 	for _, a := range g.agents {
 		h := a.Health()
+		h.Ready = h.Ready && !g.draining
 		ready = ready || h.Ready
 		for _, m := range h.Models {
 			serving[m] = serving[m] || h.Ready

@@ -122,6 +122,7 @@ func (s *stack) Run(ctx context.Context) error {
 	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRest()
 
+	defer context.AfterFunc(door, s.grpc.Drain)()
 	var all, agents errgroup.Group
 	all.Go(func() error { defer stopAgents(); return s.gateway.Serve(door, s.listener) })
 	for _, a := range s.agents {
