@@ -15,6 +15,7 @@ import (
 // TestDrain ends penstock under open requests: with grace enough they finish, else
 // they are told; the gateway goes first, then the agents.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name   string
 		grace  time.Duration

@@ -21,6 +21,7 @@ var raced bool
 // TestFaults breaks the engine under a running penstock in every way an engine
 // breaks, and mends it.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name   string
 		fail   func(*vllmtest.Engine)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"os"
 	"testing"
 
@@ -13,6 +14,11 @@ import (
 type tests struct{ *testing.M }
 
 func (m tests) Run() int {
+	// The parallel tests mostly wait: for an engine to count as gone, for a drain.
+	if err := flag.Set("test.parallel", "16"); err != nil {
+		os.Stderr.WriteString(err.Error() + "\n")
+		return 1
+	}
 	code := m.M.Run()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
