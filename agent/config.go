@@ -17,6 +17,7 @@ type Config struct {
 	GRPC string // address others reach this agent at, for aborts; "" in standalone
 
 	Grace        time.Duration // how long a drain lets running requests go on; 0 = cut at once
+	LeaveAfter   time.Duration // how long the engine may be unusable before its lanes are given up: with a broker, subscribing again costs more than a short gap; 0 = at once
 	Room         int           // delivered heads held while capacity is about to come free
 	RoomPerLane  int           // of them, of one lane
 	RoomHold     time.Duration // longest hold of one; the broker's lease is 15 s
@@ -31,6 +32,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Grace:        30 * time.Second,
+		LeaveAfter:   2 * time.Second,
 		Room:         8,
 		RoomPerLane:  2,
 		RoomHold:     500 * time.Millisecond,
@@ -51,6 +53,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("agent: Node is %q; set a unique name of 1 to 255 bytes", c.Node)
 	case c.Grace < 0:
 		return fmt.Errorf("agent: Grace is %v; set 0 or more", c.Grace)
+	case c.LeaveAfter < 0:
+		return fmt.Errorf("agent: LeaveAfter is %v; set 0 (at once) or more", c.LeaveAfter)
 	case c.Room < 0 || c.Room > 32:
 		return fmt.Errorf("agent: Room is %d; set 0 (no room) to 32", c.Room)
 	case c.RoomPerLane < 0 || c.RoomPerLane > c.Room:

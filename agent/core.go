@@ -44,6 +44,7 @@ func newCore(sched *scheduler.State, cfg *Config, m *metrics) *core {
 	return &core{
 		metrics: m,
 		sched:   sched,
+		health:  pulse{leaveAfter: cfg.LeaveAfter},
 		room:    newRoom(cfg.Room, cfg.RoomPerLane),
 		runs:    make(map[string]*run),
 		idle:    make(chan struct{}),
@@ -165,10 +166,12 @@ func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer
 	return changed, !usable(was) && usable(c.health.condition)
 }
 
-// look takes the passing of time and reports whether the condition changed.
-func (c *core) look(now time.Time) (changed bool) {
+// look takes the passing of time and reports whether the condition changed. The
+// peers matter most while no sample comes: heads go to them then.
+func (c *core) look(now time.Time, peers []scheduler.Peer) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.sched.SetPeers(peers)
 	changed = c.health.look(now, c.condition(now))
 	if (c.health.condition == reason.Blind || c.health.condition == reason.Stuck) && now.Sub(c.health.bad) >= vllm.StallLimit {
 		for _, r := range c.runs {

@@ -16,9 +16,6 @@ const (
 	// checkEvery is how often the engine is asked whether it is dead; a failed start
 	// asks at once. checkWithin bounds the call.
 	checkEvery, checkWithin = time.Second, 500 * time.Millisecond
-	// leaveAfter is how long an engine may be unusable before its lanes are given
-	// up: subscribing again costs more than a short gap.
-	leaveAfter = 2 * time.Second
 )
 
 // usable reports whether an engine in condition c takes work at all. Being full
@@ -49,12 +46,14 @@ func (c *core) setDead(dead bool) (changed bool) {
 	return changed
 }
 
-// condition is the engine's: the scheduler's, unless it is known to be dead.
+// condition is the engine's: the scheduler's, unless it is known to be dead: it says
+// so, or it answers neither a request nor the scraper.
 func (c *core) condition(now time.Time) reason.Reason {
-	if why := c.sched.Condition(now); !c.dead || !usable(why) {
-		return why
+	why := c.sched.Condition(now)
+	if usable(why) && (c.dead || !c.failed.IsZero() && c.bad != nil) {
+		return reason.EngineDown
 	}
-	return reason.EngineDown
+	return why
 }
 
 // view is the scheduler's with that condition.
@@ -70,6 +69,8 @@ func (c *core) view(now time.Time) scheduler.View {
 // health checks are told, and whether lanes are subscribed. Not safe for concurrent
 // use: core's mutex guards it.
 type pulse struct {
+	leaveAfter time.Duration // Config.LeaveAfter
+
 	condition reason.Reason
 	good      int       // good samples since the engine became usable
 	bad       time.Time // since when it is not usable
@@ -98,7 +99,7 @@ func (h *pulse) look(now time.Time, c reason.Reason) (changed bool) {
 	if usable(was) || was == reason.None {
 		h.bad = now
 	}
-	if c == reason.Draining || now.Sub(h.bad) > leaveAfter {
+	if c == reason.Draining || h.leaveAfter == 0 || now.Sub(h.bad) > h.leaveAfter {
 		h.taking = false
 	}
 	return c != was

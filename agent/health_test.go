@@ -61,7 +61,7 @@ func TestPulse(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var h pulse
+			h := pulse{leaveAfter: DefaultConfig().LeaveAfter}
 			for _, s := range tc.steps {
 				h.look(at(s.at), s.c)
 				if s.sample {
@@ -77,6 +77,17 @@ func TestPulse(t *testing.T) {
 
 // TestEngineFaults: each takes health down and the lanes away, and ends without a
 // restart.
+func TestLanesAreLeftAtOnce(t *testing.T) {
+	h, now := pulse{}, time.Unix(1000, 0)
+	h.look(now, reason.OK)
+	if h.look(now, reason.Stale); !h.taking {
+		t.Error("stale: lanes given up, want kept")
+	}
+	if h.look(now, reason.Blind); h.taking {
+		t.Error("blind with a LeaveAfter of 0: lanes kept, want given up")
+	}
+}
+
 func TestEngineFaults(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

@@ -189,7 +189,7 @@ func (a *Agent) DebugState() any { return a.state(time.Now(), remembered) }
 // observe is the scraper's good sample.
 func (a *Agent) observe(s scheduler.Sample) {
 	now := time.Now()
-	changed, back := a.core.observe(now, s, peers(a.deps.Peers(), a.cfg.Node, a.core.served(), now))
+	changed, back := a.core.observe(now, s, a.peers(now))
 	if changed {
 		kick(a.changed)
 	}
@@ -202,13 +202,17 @@ func (a *Agent) observe(s scheduler.Sample) {
 func (a *Agent) bad(_ time.Time, err error) {
 	a.core.mu.Lock()
 	a.core.bad = err
+	failed := !a.core.failed.IsZero()
 	a.core.mu.Unlock()
+	if failed {
+		kick(a.changed)
+	}
 }
 
 // watch follows the condition: subscribes lanes, tells health listeners and the
 // directory, and ends plain requests of an engine nobody sees.
 func (a *Agent) watch(_ context.Context, now time.Time) {
-	if a.core.look(now) {
+	if a.core.look(now, a.peers(now)) {
 		kick(a.put)
 	}
 	h, models, problem := a.core.wants()
@@ -257,6 +261,10 @@ func (a *Agent) away(call string, err error) {
 	if until := a.awayUntil.Load(); now.UnixNano() >= until && a.awayUntil.CompareAndSwap(until, now.Add(awayEvery).UnixNano()) {
 		a.log.Warn("record store failed", "call", call, "err", err)
 	}
+}
+
+func (a *Agent) peers(now time.Time) []scheduler.Peer {
+	return peers(a.deps.Peers(), a.cfg.Node, a.core.served(), now)
 }
 
 // peers is what the decision sees of the other engines: those that serve one of

@@ -158,15 +158,14 @@ func TestLostScrapes(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
 		fail, mend func(*vllmtest.Engine)
+		lost       bool // it gives no sample
 	}{
-		{"500", breaking(vllmtest.MetricsError), mending(vllmtest.MetricsError)},
-		{"cut", breaking(vllmtest.MetricsCut), mending(vllmtest.MetricsCut)},
-		{"empty", breaking(vllmtest.MetricsEmpty), mending(vllmtest.MetricsEmpty)},
-		{"hanging", func(e *vllmtest.Engine) { e.SlowMetrics(time.Minute) }, func(e *vllmtest.Engine) { e.SlowMetrics(0) }},
-		{"slow", func(e *vllmtest.Engine) { e.SlowMetrics(100 * time.Millisecond) }, func(e *vllmtest.Engine) { e.SlowMetrics(0) }},
+		{"500", breaking(vllmtest.MetricsError), mending(vllmtest.MetricsError), true},
+		{"cut", breaking(vllmtest.MetricsCut), mending(vllmtest.MetricsCut), true},
+		{"hanging", func(e *vllmtest.Engine) { e.SlowMetrics(time.Minute) }, func(e *vllmtest.Engine) { e.SlowMetrics(0) }, true},
+		{"slow", func(e *vllmtest.Engine) { e.SlowMetrics(100 * time.Millisecond) }, func(e *vllmtest.Engine) { e.SlowMetrics(0) }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel() // with each other only
 			e := vllmtest.Start(t, vllmtest.WithBlocks(1025), vllmtest.WithStep(2*time.Millisecond))
 			p := startProcess(t, nil, e.URL())
 			long := p.open(completion(20, 400, streamed))
@@ -183,30 +182,30 @@ func TestLostScrapes(t *testing.T) {
 					states = append(states, rows[i].State)
 				}
 			}
-			for range 20 {
+			for range 10 {
 				tick()
 			}
 			full := fullness(p)
 			lost := e.Scrapes() + 5
 			tc.fail(e)
-			// A scrape that hangs takes its whole timeout of 250 ms: after a second of
-			// them the engine counts as blind, so it is three that can be lost.
+			// A scrape that hangs takes its whole timeout of 250 ms, and after a second
+			// without a sample the engine counts as blind: fewer than five fit in.
 			for end := time.Now().Add(800 * time.Millisecond); e.Scrapes() < lost && time.Now().Before(end); {
 				tick()
 			}
 			missed := e.Scrapes() - lost + 5
 			tc.mend(e)
-			for range 20 {
+			for range 10 {
 				tick()
 			}
 			gap := time.Duration(0)
 			for i := 1; i < len(starts); i++ {
 				gap = max(gap, starts[i].Sub(starts[i-1]))
 			}
-			if gap > 300*time.Millisecond {
-				t.Errorf("no start for %v, want at most 300 ms", gap)
+			if limit := 300 * time.Millisecond; gap > limit && !raced || gap > 3*limit {
+				t.Errorf("no start for %v, want at most %v", gap, limit)
 			}
-			if i := slices.IndexFunc(states, func(r reason.Reason) bool { return r != reason.Stale }); i >= 0 || len(states) == 0 {
+			if i := slices.IndexFunc(states, func(r reason.Reason) bool { return r != reason.Stale }); i >= 0 || tc.lost && len(states) == 0 {
 				t.Errorf("states but ok: %v, want stale and nothing else", states)
 			}
 			if now := fullness(p); now != full {

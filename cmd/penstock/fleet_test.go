@@ -50,6 +50,9 @@ func TestTwoEngines(t *testing.T) {
 		t.Errorf("%d of 100 answered as one engine died, want all", again)
 	}
 	took := time.Since(died)
+	if took > 2*time.Second {
+		t.Errorf("they took %v, want at most 2 s", took)
+	}
 	if why := p.readyz(); why != "" || !p.serving() {
 		t.Errorf("with one engine left readyz says %q", why)
 	}

@@ -82,6 +82,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		cfg := agent.DefaultConfig()
 		cfg.Node = name
 		cfg.SetEngine(address)
+		cfg.LeaveAfter = 0 // a lane in memory costs nothing to leave: its requests go to the other engines at once
 		cfg.Engine.APIKey, cfg.Grace = opts.engineKey, opts.grace
 		node, err := agent.New(cfg, agent.Deps{
 			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows,
