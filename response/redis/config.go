@@ -4,16 +4,10 @@
 package redis
 
 import (
-	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
-
-	goredis "github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 const (
@@ -38,13 +32,13 @@ type Config struct {
 	Addr               string // host:port of the primary
 	Username, Password string
 	DB                 int
-	TLS                *tls.Config // nil = plain TCP
-	Prefix             string      // of every key, no braces needed: there is no cluster sharding
-	Timeout            time.Duration
+	TLS                *tls.Config   // nil = plain TCP
+	Prefix             string        // of every key
+	Timeout            time.Duration // for one answer; an agent's pipeline has 1 s more per 8 MiB
+	Renew              time.Duration // how often liveness is renewed, and asked for by writers; streams are trimmed as often
 
 	// Gateway side.
 	Shards int           // streams of one mailbox, each read by a connection of its own; 1..8
-	Renew  time.Duration // how often liveness is renewed and streams are trimmed
 	Alive  time.Duration // a gateway that could not renew for this long is gone
 	Keep   time.Duration // a stream outlives its last renewal by this
 
@@ -106,44 +100,4 @@ func (c *Config) Validate() error {
 		return bad("Drain", c.Drain, "give 0 or more")
 	}
 	return nil
-}
-
-// dial makes a client of at most conns connections. It repeats nothing by itself:
-// whoever calls knows what may be repeated.
-func (c *Config) dial(conns int) *goredis.Client {
-	silence()
-	return goredis.NewClient(&goredis.Options{
-		Addr: c.Addr, Username: c.Username, Password: c.Password, DB: c.DB, TLSConfig: c.TLS,
-		Protocol: 2, DisableIdentity: true,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-		PoolSize:                 conns, PipelinePoolSize: -1, PoolTimeout: c.Timeout,
-		ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
-		MaxRetries: -1, DialerRetries: 1, DialTimeout: c.Timeout, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
-		ContextTimeoutEnabled: true, ConnMaxIdleTime: -1,
-	})
-}
-
-// silence keeps go-redis from writing to stderr: what fails is returned and logged here.
-var silence = sync.OnceFunc(func() { goredis.SetLogger(quiet{}) })
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
-
-// pause waits between attempts and returns the next pause; false when ctx ended.
-func pause(ctx context.Context, d time.Duration) (next time.Duration, more bool) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return min(2*d, retryMost), true
-	case <-ctx.Done():
-		return d, false
-	}
-}
-
-// refused reports whether err is an answer of Redis that says prefix.
-func refused(err error, prefix string) bool {
-	var answer goredis.Error
-	return errors.As(err, &answer) && strings.HasPrefix(answer.Error(), prefix)
 }

@@ -15,8 +15,6 @@ import (
 )
 
 const (
-	// askEvery is how often a box in use is asked whether its gateway lives.
-	askEvery = time.Second
 	// forgetAfter is how long a box without events is remembered, gone ones too.
 	forgetAfter = 10 * time.Minute
 	// boxesBeforeSweep bounds the boxes together with forgetAfter.
@@ -102,7 +100,7 @@ func (p *pipe) append(now time.Time, reply string, event []byte) error {
 		return response.ErrGone
 	}
 	a := p.attempts[string(origin)]
-	if err := p.bounds(now, b, a, len(event)); err != nil {
+	if err := p.bounds(now, a, len(event)); err != nil {
 		return err
 	}
 	if a == nil {
@@ -122,7 +120,7 @@ func (p *pipe) append(now time.Time, reply string, event []byte) error {
 }
 
 // bounds says whether one more event may wait. An event is never too large alone.
-func (p *pipe) bounds(now time.Time, b *box, a *attempt, size int) error {
+func (p *pipe) bounds(now time.Time, a *attempt, size int) error {
 	waiting := p.all.bytes.Load()
 	switch {
 	case a != nil && now.Sub(a.since) > p.cfg.BufferFor:
@@ -131,9 +129,6 @@ func (p *pipe) bounds(now time.Time, b *box, a *attempt, size int) error {
 		p.metrics.full.Inc()
 	default:
 		return nil
-	}
-	if !b.absent.IsZero() { // Redis answers: nobody is there to take them
-		return response.ErrGone
 	}
 	return ErrAway
 }
@@ -273,7 +268,7 @@ func (p *pipe) take(now time.Time) (t batch, next time.Duration) {
 		}
 		p.ready = append(p.ready[1:], b)
 		pt := part{b: b, items: b.queue[:n:n]}
-		if b.alive != "" && (!b.absent.IsZero() || now.Sub(b.asked) >= askEvery) {
+		if b.alive != "" && (!b.absent.IsZero() || now.Sub(b.asked) >= p.cfg.Renew) {
 			b.asked = now
 			pt.asked = goredis.NewIntCmd(context.Background(), "exists", b.alive)
 		}
