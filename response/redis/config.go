@@ -13,15 +13,15 @@ import (
 const (
 	// batchEvents and batchBytes bound one pipeline; an event over batchBytes goes alone.
 	batchEvents, batchBytes = 256, 1 << 20
-	// readCount bounds the entries of one read.
-	readCount = 512
+	// readCount bounds the entries of one read; whole answers may be among them.
+	readCount = 128
 	// readBlock is how long a read waits on an idle stream; with Timeout it is how
 	// long a dead connection goes unnoticed.
 	readBlock = time.Second
 	// trimAfter is how many events a stream may hold that were dispatched, beside the
 	// regular trim every Renew.
 	trimAfter = 4096
-	// slowest is the rate in bytes/s that a pipeline's deadline allows for.
+	// slowest is the rate in bytes/s that deadlines allow for.
 	slowest = 8 << 20
 	// retryFrom doubles up to retryMost between attempts while Redis is away.
 	retryFrom, retryMost = 20 * time.Millisecond, 500 * time.Millisecond
@@ -34,7 +34,7 @@ type Config struct {
 	DB                 int
 	TLS                *tls.Config   // nil = plain TCP
 	Prefix             string        // of every key
-	Timeout            time.Duration // for one answer; an agent's pipeline has 1 s more per 8 MiB
+	Timeout            time.Duration // for one answer, and 1 s more per 8 MiB of events
 	Renew              time.Duration // how often liveness is renewed, and asked for by writers; streams are trimmed as often
 
 	// Gateway side.

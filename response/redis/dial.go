@@ -22,8 +22,9 @@ func (c *Config) dial(conns int) *goredis.Client {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		PoolSize:                 conns, PipelinePoolSize: -1, PoolTimeout: c.Timeout,
 		ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
-		MaxRetries: -1, DialerRetries: 1, DialTimeout: c.Timeout, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
-		ContextTimeoutEnabled: true, ConnMaxIdleTime: -1,
+		MaxRetries: -1, DialerRetries: 1, DialTimeout: c.Timeout,
+		ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1, // every call's context has a deadline
+		ConnMaxIdleTime: -1,
 	}
 	connect := goredis.NewDialer(o)
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -284,7 +284,10 @@ func TestGone(t *testing.T) {
 			if err := w.Flush(t.Context(), st.reply); !errors.Is(err, response.ErrGone) {
 				t.Errorf("Flush = %v, want ErrGone", err)
 			}
-			if n := len(w.pipe(st.reply).attempts); n != 0 {
+			p := w.pipe(st.reply)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if n := len(p.attempts); n != 0 {
 				t.Errorf("%d attempts are kept for a gone mailbox", n)
 			}
 		})

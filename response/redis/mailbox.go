@@ -78,7 +78,7 @@ func (b *mailbox) read(ctx context.Context, s *shard) {
 	wait := retryFrom
 	for ctx.Err() == nil {
 		if s.attached.Load() || b.attach(ctx, s) {
-			err := b.readOnce(ctx, s)
+			err := b.readOnce(ctx, s, wait == retryFrom)
 			if err == nil {
 				wait = retryFrom
 				continue
@@ -89,12 +89,17 @@ func (b *mailbox) read(ctx context.Context, s *shard) {
 	}
 }
 
-// readOnce waits for entries, at most readBlock.
-func (b *mailbox) readOnce(ctx context.Context, s *shard) error {
-	ctx, cancel := context.WithTimeout(ctx, readBlock+b.r.cfg.Timeout)
+// readOnce waits for entries, at most readBlock. After a failure it asks for one and
+// waits long enough for the largest: many may have been too much for the network.
+func (b *mailbox) readOnce(ctx context.Context, s *shard, well bool) error {
+	count, within := int64(readCount), readBlock+b.r.cfg.Timeout
+	if !well {
+		count, within = 1, within+response.MaxPayload*time.Second/slowest
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	streams, err := b.reads.XRead(ctx, &goredis.XReadArgs{
-		Streams: []string{s.key, *s.last.Load()}, Count: readCount, Block: readBlock,
+		Streams: []string{s.key, *s.last.Load()}, Count: count, Block: readBlock,
 	}).Result()
 	if err != nil {
 		if errors.Is(err, goredis.Nil) {

@@ -17,7 +17,7 @@ import (
 const (
 	// forgetAfter is how long a box without events is remembered, gone ones too.
 	forgetAfter = 10 * time.Minute
-	// boxesBeforeSweep bounds the boxes together with forgetAfter.
+	// boxesBeforeSweep is how many boxes are kept whatever their age.
 	boxesBeforeSweep = 64
 )
 
