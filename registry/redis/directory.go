@@ -1,0 +1,88 @@
+package redis
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"penstock/reason"
+	"penstock/registry"
+)
+
+// engineEntry is an engine in the directory. State is the reason's name: names are
+// stable, numbers are not.
+type engineEntry struct {
+	Version     int      `json:"v"`
+	GRPC        string   `json:"grpc,omitempty"`
+	Models      []string `json:"models"`
+	MaxModelLen int      `json:"max_model_len,omitempty"`
+	Pool        string   `json:"pool,omitempty"`
+	State       string   `json:"state"`
+}
+
+// PutEngine writes e's entry, seen now.
+func (r *Registry) PutEngine(ctx context.Context, e registry.Engine) error {
+	text, err := json.Marshal(engineEntry{1, e.GRPC, e.Models, e.MaxModelLen, e.Pool, e.State.String()})
+	if err != nil {
+		return fmt.Errorf("registry/redis: engine entry: %w", err)
+	}
+	_, err = r.run(ctx, "engines", 0, e.Node, text)
+	return err
+}
+
+// Engines lists the entries by node name. One of an unknown format is left out.
+func (r *Registry) Engines(ctx context.Context) ([]registry.Engine, error) {
+	answer, err := r.run(ctx, "engines", 0)
+	row, err := fields(answer, err, 0)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]registry.Engine, 0, len(row.values)/3)
+	for i := 0; i+2 < len(row.values); i += 3 {
+		var e engineEntry
+		if err := json.Unmarshal([]byte(row.text(i+1)), &e); err != nil || e.Version != 1 {
+			r.log.Debug("engine entry skipped", "node", row.text(i), "version", e.Version, "error", err)
+			continue
+		}
+		list = append(list, registry.Engine{
+			Node: row.text(i), GRPC: e.GRPC, Models: e.Models, MaxModelLen: e.MaxModelLen, Pool: e.Pool,
+			State: cmp.Or(reasonOf(e.State), reason.Starting), Seen: time.UnixMilli(int64(row.int(i + 2))).Add(-r.Offset()),
+		})
+	}
+	slices.SortFunc(list, func(a, b registry.Engine) int { return cmp.Compare(a.Node, b.Node) })
+	return list, row.err
+}
+
+// Backlog is what waits and runs in the whole fleet, by model and tier; as last read
+// where Redis does not answer. now is not needed: ages are by Redis's clock.
+func (r *Registry) Backlog(time.Time) []registry.Backlog {
+	list, err := r.readBacklog(context.Background())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		r.backlog = list
+	}
+	return slices.Clone(r.backlog)
+}
+
+func (r *Registry) readBacklog(ctx context.Context) ([]registry.Backlog, error) {
+	answer, err := r.run(ctx, "backlog", 0)
+	row, err := fields(answer, err, 0)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]registry.Backlog, 0, len(row.values)/7)
+	for i := 0; i+6 < len(row.values); i += 7 {
+		list = append(list, registry.Backlog{
+			Tier: row.text(i), Model: row.text(i + 1), Requests: row.int(i + 2), Tokens: row.int(i + 3),
+			Bytes: int64(row.int(i + 4)), Oldest: row.millis(i + 5), Running: row.int(i + 6),
+		})
+	}
+	slices.SortFunc(list, func(a, b registry.Backlog) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Tier, b.Tier))
+	})
+	return list, row.err
+}

@@ -1,0 +1,199 @@
+-- Part of every script. ARGV[1] is the prefix of all keys. All times are Redis TIME
+-- in milliseconds; durations too. Capital names are set by scripts.go.
+--
+--   r:<id>           hash    the record, FIELDS below; expires by itself
+--   out              zset    what is outstanding, by when it stops counting (see member)
+--   wait:<class>     zset    what of a tier and model waits, by when it was opened
+--   lane:<lane>      hash    n, b: requests and bytes outstanding; q, t: requests and
+--                            tokens waiting; n<shard>, t<shard>: outstanding. No field is 0
+--   model:<model>    hash    <tier>:o outstanding, :q :t :b waiting, :l lanes with
+--                            something waiting; and what the door knows (door.lua)
+--   bytes            number  outstanding over all lanes
+--   models           zset    names, by last use
+--   lanes, lanes:*           the lane directory (lanes.lua)
+--
+-- "out" and "wait" say what counts; the numbers are their sums, changed in the same
+-- script and only here, so that no order of crashes parts them.
+local call = redis.call
+local P = ARGV[1]
+local SKEW = 0
+local time = call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + SKEW
+
+local QUEUED, RUNNING, STREAMING, FINISHED = 1, 2, 3, 4
+
+local FIELDS = {
+  'v', 'state', 'attempt', 'owner', 'owned', 'tries', 'cancel', 'orphan', 'reply', 'gateway', 'lane',
+  'tier', 'model', 'deadline', 'tokens', 'bytes', 'shard', 'opened', 'forecast',
+}
+local NUMBERS = { 'state', 'owned', 'tries', 'cancel', 'orphan', 'deadline', 'tokens', 'bytes', 'shard', 'opened' }
+
+-- load reads a record; nil: there is none.
+local function load(id)
+  local values = call('HMGET', P .. 'r:' .. id, unpack(FIELDS))
+  if not values[1] then return nil end
+  if values[1] ~= VERSION then error('record of format ' .. values[1]) end
+  local r = { id = id }
+  for i, field in ipairs(FIELDS) do r[field] = values[i] or '' end
+  for _, field in ipairs(NUMBERS) do r[field] = tonumber(r[field]) or 0 end
+  return r
+end
+
+-- save writes the named fields; without names all of them.
+local function save(r, ...)
+  local fields, flat = { ... }, {}
+  if #fields == 0 then fields = FIELDS end
+  for _, field in ipairs(fields) do
+    flat[#flat + 1] = field
+    flat[#flat + 1] = r[field]
+  end
+  call('HSET', P .. 'r:' .. r.id, unpack(flat))
+end
+
+-- live_for sets when a record expires. It is also a write that Redis takes at
+-- maxmemory, and then takes the script's other ones: what ends work or keeps it alive
+-- begins with it.
+local function live_for(r, ms) call('PEXPIRE', P .. 'r:' .. r.id, math.ceil(ms)) end
+
+-- lives keeps a record that is not finished until KEEP after its deadline.
+local function lives(r) live_for(r, math.max(r.deadline, now) - now + KEEP) end
+
+-- append puts an event into the record's mailbox, a stream that its gateway makes and
+-- keeps. It is called before a script changes anything, so that a mailbox that cannot
+-- be written leaves all as it is: the gateway is there and is about to make it anew.
+local function append(r, event)
+  if r.reply == '' or event == '' then return end
+  local added = call('XADD', r.reply, 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX, '*', EVENT_FIELD, event)
+  if not added and r.gateway ~= '' and call('EXISTS', r.gateway) == 1 then error('MAILBOX is not there') end
+end
+
+local function wait_key(c) return P .. 'wait:' .. #c.tier .. ':' .. c.tier .. ':' .. c.model end
+
+-- member is a record's entry in "out". It carries what its counts are made of, so
+-- that they are taken back although the record has expired.
+local function member(c)
+  return table.concat({ c.lane, c.shard, c.tokens, c.bytes, #c.tier, #c.model, c.tier .. c.model .. c.id }, ' ')
+end
+
+local function parse_member(m)
+  local lane, shard, tokens, bytes, tier, model, rest = string.match(m, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
+  tier, model = tonumber(tier), tonumber(model)
+  return {
+    lane = lane, shard = tonumber(shard), tokens = tonumber(tokens), bytes = tonumber(bytes),
+    tier = string.sub(rest, 1, tier), model = string.sub(rest, tier + 1, tier + model), id = string.sub(rest, tier + model + 1),
+  }
+end
+
+local function add(key, field, by)
+  local n = call('HINCRBY', key, field, by)
+  if n <= 0 then call('HDEL', key, field) end
+  return n
+end
+
+-- shift changes the numbers by one request outstanding or waiting: 1, 0 or -1 each.
+local function shift(c, out, waiting)
+  local lane, model, tier = P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, c.tier .. ':'
+  if out ~= 0 then
+    add(lane, 'n', out)
+    add(lane, 'b', out * c.bytes)
+    if c.shard >= 0 then
+      add(lane, 'n' .. c.shard, out)
+      add(lane, 't' .. c.shard, out * c.tokens)
+    end
+    add(model, tier .. 'o', out)
+    if call('INCRBY', P .. 'bytes', out * c.bytes) <= 0 then call('DEL', P .. 'bytes') end
+  end
+  if waiting ~= 0 then
+    local queued = add(lane, 'q', waiting)
+    add(lane, 't', waiting * c.tokens)
+    if queued <= 0 then add(model, tier .. 'l', -1) elseif waiting == 1 and queued == 1 then add(model, tier .. 'l', 1) end
+    add(model, tier .. 'q', waiting)
+    add(model, tier .. 't', waiting * c.tokens)
+    add(model, tier .. 'b', waiting * c.bytes)
+  end
+end
+
+-- count makes a request count as said, whatever it counts as now. One that counts
+-- stops by itself SILENT after its deadline and its owner's time, or after a cancel:
+-- whoever should have ended it is gone.
+local function count(c, out, waiting)
+  if c.lane == '' then return end -- written again by renew, which does not know it
+  local m, wait = member(c), wait_key(c)
+  local was_out, was_waiting = call('ZSCORE', P .. 'out', m), call('ZSCORE', wait, c.id)
+  if out then
+    local ends = now
+    if c.cancel == 0 then ends = math.min(math.max(now, c.deadline, c.owned), now + HOLD / 2) end
+    call('ZADD', P .. 'out', ends + SILENT, m)
+  elseif was_out then
+    call('ZREM', P .. 'out', m)
+  end
+  if waiting and not was_waiting then
+    call('ZADD', wait, c.opened, c.id)
+  elseif was_waiting and not waiting then
+    call('ZREM', wait, c.id)
+  end
+  shift(c, (out and 1 or 0) - (was_out and 1 or 0), (waiting and 1 or 0) - (was_waiting and 1 or 0))
+  for _, key in ipairs({ P .. 'out', wait, P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, P .. 'bytes', P .. 'models' }) do
+    call('PEXPIRE', key, HOLD)
+  end
+end
+
+-- heal takes back at most that many counts nobody will take back.
+local function heal(most)
+  for _, m in ipairs(call('ZRANGEBYSCORE', P .. 'out', '-inf', now, 'LIMIT', 0, most)) do
+    count(parse_member(m), false, false)
+  end
+end
+
+-- learn is what the door learns from starts, per tier and model: :e is the EWMA of the
+-- forecasts' error, :d of its deviation. Errors are relative to the forecast and a second.
+local function learn(r, waited)
+  local key, e, d = P .. 'model:' .. r.model, r.tier .. ':e', r.tier .. ':d'
+  local known = call('HMGET', key, e, d)
+  local bias, spread = tonumber(known[1] or 0), tonumber(known[2] or 0)
+  local wrong = math.min((waited - r.forecast) / (r.forecast + 1000), ERROR_MOST)
+  spread = spread + ERROR_GAIN * (math.abs(wrong - bias) - spread)
+  bias = bias + ERROR_GAIN * (wrong - bias)
+  call('HSET', key, e, string.format('%.6f', bias), d, string.format('%.6f', spread))
+end
+
+-- started is called when a request has left its lane to run. A start counts towards
+-- the rate only while more waits: else it says how much came, not how much could go.
+local function started(r)
+  local key, waits = P .. 'model:' .. r.model, 0
+  local second = math.floor(now / 1000)
+  local slot = second % STARTS
+  local flat = call('HGETALL', key)
+  local before, tokens = nil, 0
+  for i = 1, #flat, 2 do
+    local field = flat[i]
+    if string.sub(field, -2) == ':q' then waits = waits + tonumber(flat[i + 1])
+    elseif field == 's' .. slot then before = tonumber(flat[i + 1])
+    elseif field == 'n' .. slot then tokens = tonumber(flat[i + 1]) end
+  end
+  if waits > 0 then
+    if before ~= second then tokens = 0 end
+    call('HSET', key, 's' .. slot, second, 'n' .. slot, tokens + r.tokens)
+  end
+  if r.forecast ~= '' and r.tries == 0 then learn(r, now - r.opened) end
+end
+
+-- finish ends a record: its event, its counts, and then only the memory of it.
+local function finish(r, event)
+  append(r, event)
+  if r.state == QUEUED and r.tries == 0 and r.forecast ~= '' and now - r.opened > tonumber(r.forecast) then
+    learn(r, now - r.opened) -- left unstarted, later than forecast
+  end
+  count(r, false, false)
+  r.state = FINISHED
+  save(r, 'state')
+  live_for(r, math.max(r.deadline - now, SILENT))
+end
+
+-- prolong gives the owner another term.
+local function prolong(r)
+  r.owned = now + OWNERSHIP
+  save(r, 'state', 'attempt', 'owner', 'owned', 'tries', 'orphan')
+  lives(r)
+  count(r, true, false)
+end

@@ -1,0 +1,19 @@
+-- Ends a record with its terminal event, once.
+-- ARGV: prefix, id, attempt ('' = it never started), event, attempt of the event that
+-- follows with a mark before it ('' = none), upstream_lost for that attempt.
+-- Answer: 1 it is over; 0 another attempt lives; or its attempt: call again with an
+-- event that says upstream_lost for it. Nothing has changed then.
+local r = load(ARGV[2])
+if not r or r.state == FINISHED then return 1 end
+local event = ARGV[4]
+if r.state ~= QUEUED and r.attempt ~= ARGV[3] then
+  if now < r.owned then return 0 end
+  if r.state == STREAMING then
+    -- The client is bound to the dead attempt and would not hear this one.
+    if ARGV[5] ~= ':' .. r.attempt then return ':' .. r.attempt end
+    event = ARGV[6]
+  end
+end
+lives(r)
+finish(r, event)
+return 1

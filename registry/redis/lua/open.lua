@@ -1,0 +1,59 @@
+-- Creates the record of a request, or refuses and leaves no count behind.
+-- ARGV: prefix, id, lane, tier, rank, model, reply, deadline, tokens, bytes, limit,
+-- fingerprint, live engines, drain rate, spread, lane entry, key that lives with the gateway.
+-- Answer: {reason, wait, ahead, retry, kept, shard, lane confirmed}.
+local id, L, tier, rank, model = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
+local reply, deadline, tokens, bytes = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local v = {
+  id = id, tier = tier, rank = rank, tokens = tokens, limit = tonumber(ARGV[11]), fingerprint = ARGV[12],
+  rate = tonumber(ARGV[14]), spread = tonumber(ARGV[15]),
+}
+
+local function answer(a, shard)
+  a[2] = string.format('%.3f', a[2])
+  a[6], a[7] = shard, call('HEXISTS', P .. 'lanes:ok', L)
+  return a
+end
+
+local r = load(id)
+if r then return answer({ 'ok', tonumber(r.forecast) or 0, 0, 0, 0 }, r.shard) end
+if tonumber(ARGV[13]) <= 0 then return answer({ 'no_engine', 0, 0, told(NO_ENGINE, v.spread), 0 }, 0) end
+heal(20)
+
+local lane, m = read(P .. 'lane:' .. L), read_model(model)
+m.key, m.name = P .. 'model:' .. model, model
+if not m.tiers[tier] or m.tiers[tier].k ~= rank then
+  m.tiers[tier] = m.tiers[tier] or { o = 0, q = 0, t = 0, b = 0, l = 0, k = 0, e = 0, d = 0, v = 0 }
+  m.tiers[tier].k = rank
+  call('HSET', m.key, tier .. ':k', rank)
+end
+call('ZADD', P .. 'models', now, model)
+call('PEXPIRE', P .. 'models', HOLD)
+call('PEXPIRE', m.key, HOLD)
+
+local total = tonumber(call('GET', P .. 'bytes') or 0)
+local full = (lane.n or 0) >= LANE_REQUESTS or (lane.b or 0) + bytes > LANE_BYTES or total + bytes > TOTAL_BYTES
+local a, forecast = judge(m, lane, v, full)
+if a[1] ~= 'ok' then return answer(a, 0) end
+
+-- The lowest shard with nothing outstanding, else the one with the fewest tokens.
+local shard, fewest = 0, math.huge
+for s = 0, WIDTH - 1 do
+  local held = lane['t' .. s] or 0
+  if not lane['n' .. s] then
+    shard = s
+    break
+  end
+  if held < fewest then shard, fewest = s, held end
+end
+
+r = {
+  v = VERSION, id = id, state = QUEUED, attempt = '', owner = '', owned = 0, tries = 0, cancel = 0, orphan = 0,
+  reply = reply, gateway = ARGV[17], lane = L, tier = tier, model = model, deadline = deadline, tokens = tokens, bytes = bytes,
+  shard = shard, opened = now, forecast = forecast,
+}
+save(r)
+lives(r)
+count(r, true, true)
+enlist(L, ARGV[16])
+return answer(a, shard)

@@ -1,0 +1,24 @@
+-- Takes back counts nobody will take back, and forgets idle lanes, engines and models.
+-- Every process calls it once a second. ARGV: prefix.
+heal(200)
+local idle = call('ZRANGEBYSCORE', P .. 'lanes', '-inf', now - LANE_IDLE, 'LIMIT', 0, 100)
+for _, lane in ipairs(idle) do
+  if call('EXISTS', P .. 'lane:' .. lane) == 1 then
+    call('ZADD', P .. 'lanes', now, lane)
+  else
+    call('ZREM', P .. 'lanes', lane)
+    call('HDEL', P .. 'lanes:entry', lane)
+    call('HDEL', P .. 'lanes:ok', lane)
+  end
+end
+if #idle > 0 then
+  lanes_changed()
+  lanes_keep()
+end
+local gone = call('ZRANGEBYSCORE', P .. 'engines', '-inf', now - ENGINE_KEPT - 1)
+for _, node in ipairs(gone) do
+  call('ZREM', P .. 'engines', node)
+  call('HDEL', P .. 'engines:entry', node)
+end
+call('ZREMRANGEBYSCORE', P .. 'models', '-inf', now - HOLD)
+return 0

@@ -1,0 +1,230 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"strconv"
+	"time"
+
+	"penstock/reason"
+	"penstock/registry"
+)
+
+// renewAtOnce is how many requests one script renews: about 2 ms of Redis's time.
+const renewAtOnce = 64
+
+// Open creates the record and counts it, or refuses and leaves no count behind; it
+// also lists the lane. Where no agent has subscribed to the lane yet it waits for the
+// first one, at most Config.ConfirmWait. Repeated for an id it knows it only says OK.
+func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drain) (registry.Admission, error) {
+	if q.ID == "" {
+		return registry.Admission{}, errors.New("registry/redis: open without an id")
+	}
+	id, entry, err := r.entry(q.Lane)
+	if err != nil {
+		return registry.Admission{}, err
+	}
+	confirmed, forget := r.await(id)
+	defer forget()
+	rate := d.Rate
+	if math.IsInf(rate, 0) || !(rate > 0) {
+		rate = 0
+	}
+	answer, err := r.run(ctx, "open", 0, q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
+		r.stamp(q.Deadline), max(q.Tokens, 1), max(q.Bytes, 0)+recordBytes, q.Limit.Milliseconds(),
+		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate, spread(q.ID), entry, r.cfg.Live(q.Reply))
+	row, err := fields(answer, err, 7)
+	if err != nil {
+		return registry.Admission{}, err
+	}
+	a := registry.Admission{
+		Reason: reasonOf(row.text(0)), Wait: row.millis(1), Ahead: row.int(2), RetryAfter: row.millis(3),
+		Kept: row.int(4) == 1, Shard: row.int(5),
+	}
+	if a.Reason != reason.OK {
+		return a, row.err
+	}
+	if row.int(6) == 1 {
+		r.confirmed(id)
+	} else if confirmed != nil {
+		wait, stop := context.WithTimeout(ctx, r.cfg.ConfirmWait)
+		defer stop()
+		select {
+		case <-confirmed:
+		case <-wait.Done(): // its message waits in the broker for whoever subscribes
+		}
+	}
+	return a, row.err
+}
+
+// spread is what an id's Retry-After is multiplied by, 1 to 1.25.
+func spread(id string) float64 {
+	return 1 + 0.25*float64(crc32.ChecksumIEEE([]byte(id)))/math.MaxUint32
+}
+
+// Claim checks in the order of the protocol. Where it must end a request with an event
+// it takes two round trips: only this side can encode one, for the attempt that ran.
+func (r *Registry) Claim(ctx context.Context, s registry.Start) (registry.Claim, error) {
+	if s.ID == "" || s.Attempt == "" {
+		return registry.Claim{}, errors.New("registry/redis: claim without an id or attempt")
+	}
+	id, entry, err := r.entry(s.Lane)
+	if err != nil {
+		return registry.Claim{}, err
+	}
+	encoded, event := "", []byte(nil)
+	for range 3 { // another call may come between
+		answer, err := r.run(ctx, "claim", len(event), s.ID, s.Attempt, s.Owner, id, s.Lane.Tier, s.Lane.Model,
+			r.stamp(s.Deadline), s.Reply, max(s.Tokens, 1), r.cfg.Live(s.Reply), r.cfg.Pace(s.Lane), encoded, event, entry)
+		row, err := fields(answer, err, 3)
+		if err != nil {
+			return registry.Claim{}, err
+		}
+		if row.text(0) == "encode" {
+			encoded = row.text(2) + " " + row.text(1)
+			event = r.cfg.Terminal(s.ID, row.text(1), reasonOf(row.text(2)))
+			continue
+		}
+		c := registry.Claim{Action: actions[row.text(0)], After: row.millis(1), Reason: reasonOf(row.text(2)), Tries: row.int(3)}
+		return c, row.err
+	}
+	return registry.Claim{}, fmt.Errorf("%w: claim: the record keeps changing", registry.ErrAway)
+}
+
+var actions = map[string]registry.Action{"run": registry.Run, "ack": registry.Ack, "suspend": registry.Suspend}
+
+// Renew prolongs what owner runs and returns what it has lost. A record that is not
+// there is written again, outside any lane's count. On an error what came before it
+// is renewed.
+func (r *Registry) Renew(ctx context.Context, owner string, running []registry.Ref) (lost []registry.Ref, err error) {
+	for len(running) > 0 {
+		part := running[:min(len(running), renewAtOnce)]
+		running = running[len(part):]
+		args := make([]any, 0, 1+5*len(part))
+		args = append(args, owner)
+		for _, ref := range part {
+			args = append(args, ref.ID, ref.Attempt, ref.Reply, r.cfg.Live(ref.Reply), bit(ref.Streaming))
+		}
+		answer, err := r.run(ctx, "renew", 0, args...)
+		row, err := fields(answer, err, len(part))
+		if err != nil {
+			return lost, err
+		}
+		for i, ref := range part {
+			if row.int(i) == 1 {
+				lost = append(lost, ref)
+			}
+		}
+		if row.err != nil {
+			return lost, row.err
+		}
+	}
+	return lost, nil
+}
+
+// First moves the attempt from running to streaming and appends its first event;
+// repeated it only says true. On an error nothing has changed, or all of it.
+func (r *Registry) First(ctx context.Context, id, attempt string, event []byte) (bool, error) {
+	answer, err := r.run(ctx, "first", len(event), id, attempt, event)
+	return answer == int64(1), err
+}
+
+// Finish ends the record with its terminal event, once. Where a dead attempt had
+// relayed bytes it takes two round trips. On an error nothing has changed, or all of it.
+func (r *Registry) Finish(ctx context.Context, id, attempt string, event []byte) (bool, error) {
+	of, lost := "", []byte(nil)
+	for range 3 {
+		answer, err := r.run(ctx, "finish", len(event)+len(lost), id, attempt, event, of, lost)
+		if err != nil {
+			return false, err
+		}
+		dead, is := answer.(string)
+		if !is {
+			return answer == int64(1), nil
+		}
+		of, lost = dead, r.cfg.Terminal(id, dead[1:], reason.UpstreamLost)
+	}
+	return false, fmt.Errorf("%w: finish: the record keeps changing", registry.ErrAway)
+}
+
+// Release gives a running attempt back to its lane, or ends it where it was
+// cancelled meanwhile. Any other attempt or state is left alone.
+func (r *Registry) Release(ctx context.Context, id, attempt string, blameless bool) error {
+	_, err := r.run(ctx, "release", 0, id, attempt, bit(blameless), r.cfg.Terminal(id, attempt, reason.Aborted))
+	return err
+}
+
+// Cancel ends a request that nobody runs, without an event: the caller is the one
+// who waits. A running one is marked. Both are published to every Config.Cancel of
+// the fleet, each time.
+func (r *Registry) Cancel(ctx context.Context, id string, onlyIfQueued bool) (registry.Canceled, error) {
+	answer, err := r.run(ctx, "cancel", 0, id, bit(onlyIfQueued))
+	row, err := fields(answer, err, 3)
+	if err != nil {
+		return registry.Canceled{}, err
+	}
+	return registry.Canceled{State: registry.State(row.int(0)), Owner: row.text(1), Attempt: row.text(2)}, row.err
+}
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+var reasons = func() map[string]reason.Reason {
+	names := map[string]reason.Reason{}
+	for _, why := range reason.All() {
+		names[why.String()] = why
+	}
+	return names
+}()
+
+func reasonOf(name string) reason.Reason { return reasons[name] }
+
+// row is a script's answer: text and whole numbers. The first value that is something
+// else leaves err.
+type row struct {
+	values []any
+	err    error
+}
+
+func fields(answer any, err error, least int) (*row, error) {
+	if err != nil {
+		return nil, err
+	}
+	values, is := answer.([]any)
+	if !is || len(values) < least {
+		return nil, fmt.Errorf("registry/redis: a script answered %v, want %d values", answer, least)
+	}
+	return &row{values: values}, nil
+}
+
+func (r *row) text(i int) string {
+	switch v := r.values[i].(type) {
+	case string:
+		return v
+	case int64:
+		return strconv.FormatInt(v, 10)
+	}
+	r.err = fmt.Errorf("registry/redis: a script answered %v at %d", r.values[i], i)
+	return ""
+}
+
+func (r *row) float(i int) float64 {
+	f, err := strconv.ParseFloat(r.text(i), 64)
+	if err != nil && r.err == nil {
+		r.err = fmt.Errorf("registry/redis: a script answered %w at %d", err, i)
+	}
+	return f
+}
+
+func (r *row) int(i int) int { return int(r.float(i)) }
+
+func (r *row) millis(i int) time.Duration {
+	return time.Duration(min(r.float(i), 1e12) * float64(time.Millisecond))
+}

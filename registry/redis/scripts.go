@@ -1,0 +1,117 @@
+package redis
+
+import (
+	"embed"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"penstock/registry"
+)
+
+const (
+	// version of a record's and an entry's format. Another one is an error, not guessed at.
+	version = "1"
+	// eventField is the field of a mailbox's entry that holds an event, as
+	// response.StreamField says.
+	eventField = "e"
+	// silent is how long an owner that cannot renew goes on before it gives up by
+	// itself: a finished or cancelled record is remembered, and counts are kept, as long.
+	silent = 30 * time.Second
+	// recordBytes is charged for a record beside its body.
+	recordBytes = 512
+	// hold is the time to live of what is touched by every use: far above the longest
+	// start deadline, 10 min, and what follows it.
+	hold = time.Hour
+	// laneIdle is how long a lane is listed after its last work.
+	laneIdle = 30 * time.Minute
+	// engineKept is how long an engine is listed after its last renewal: 10 s as live,
+	// then a minute as gone.
+	engineKept = 70 * time.Second
+	// placesSlot is how exactly a kept place's moment is remembered; registry/memory has
+	// 100 ms, here a refusal reads all slots of a minute.
+	placesSlot = 500 * time.Millisecond
+	minRetry   = time.Second
+	maxRetry   = time.Minute
+)
+
+//go:embed lua/*.lua
+var sources embed.FS
+
+// parts are the files each script is made of, after base.lua and before its own.
+var parts = map[string][]string{
+	"open": {"door", "lanes"}, "claim": {"lanes"}, "renew": nil, "first": nil, "finish": nil, "release": nil, "cancel": nil,
+	"sweep": {"lanes"}, "backlog": {"door"}, "engines": nil, "lanelist": {"lanes"}, "confirm": nil,
+}
+
+// scripts builds all scripts. Their constants are Config's and the protocol's, so two
+// processes with different bounds have different scripts.
+func scripts(cfg *Config) (map[string]*goredis.Script, error) {
+	head := constants(cfg)
+	all := make(map[string]*goredis.Script, len(parts))
+	for name := range parts {
+		text, err := source(head, name)
+		if err != nil {
+			return nil, err
+		}
+		all[name] = goredis.NewScript(text)
+	}
+	return all, nil
+}
+
+// source is the text of one script.
+func source(head, name string) (string, error) {
+	var b strings.Builder
+	b.WriteString(head)
+	for _, part := range slices.Concat([]string{"base"}, parts[name], []string{name}) {
+		text, err := sources.ReadFile("lua/" + part + ".lua")
+		if err != nil {
+			return "", fmt.Errorf("registry/redis: %w", err)
+		}
+		b.Write(text)
+	}
+	return b.String(), nil
+}
+
+func constants(cfg *Config) string {
+	ms := func(d time.Duration) int64 { return d.Milliseconds() }
+	head := fmt.Sprintf("local VERSION, EVENT_FIELD = '%s', '%s'\n", version, eventField)
+	for _, c := range []struct {
+		name  string
+		value any
+	}{
+		{"OWNERSHIP", ms(registry.Ownership)},
+		{"KEEP", ms(registry.Keep)},
+		{"MAX_TRIES", registry.MaxTries},
+		{"SILENT", ms(silent)},
+		{"HOLD", ms(hold)},
+		{"MAILBOX", cfg.Mailbox},
+		{"RECORD_BYTES", recordBytes},
+		{"LANE_REQUESTS", cfg.LaneRequests},
+		{"LANE_BYTES", cfg.LaneBytes},
+		{"TOTAL_BYTES", cfg.TotalBytes},
+		{"WIDTH", cfg.Width},
+		{"LANE_IDLE", ms(laneIdle)},
+		{"ENGINE_KEPT", ms(engineKept)},
+		{"ORPHAN_WAIT", 2000},
+		{"PACE_MOST", 1000},
+		{"STARTS", 10},        // seconds of starts that stand in for a rate
+		{"RATE_KEPT", 30_000}, // how long the last known rate serves
+		{"ERROR_GAIN", 0.1},   // EWMA of the forecast's error, about the last ten starts
+		{"ERROR_MOST", 2},     // an outage teaches no more than that
+		{"NO_ENGINE", 5000},   // when to come back where no engine is
+		{"SHOWN_GAIN", 0.05},  // EWMA of how many places are taken, about the last twenty
+		{"PLACES_SHARE", 0.7}, // of the drain rate is promised
+		{"PLACE_GRACE", 2000}, // how long after its moment a place can be taken
+		{"SLOT_PLACES", 640},  // places by fingerprint that one slot remembers
+		{"SLOT", ms(placesSlot)},
+		{"RETRY_LEAST", ms(minRetry)},
+		{"RETRY_MOST", ms(maxRetry)},
+	} {
+		head += fmt.Sprintf("local %s = %v\n", c.name, c.value)
+	}
+	return head
+}
