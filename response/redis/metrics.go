@@ -7,10 +7,9 @@ import (
 )
 
 type writerMetrics struct {
-	sent, repeated                prometheus.Counter // pipelines
-	size                          prometheus.Histogram
-	accepted                      prometheus.Histogram
-	full, late, gone, left, total prometheus.Counter // events that were not sent, by reason
+	sent, repeated         prometheus.Counter // pipelines
+	size, accepted         prometheus.Histogram
+	full, late, gone, left prometheus.Counter // events that did not reach Redis
 }
 
 // newWriterMetrics registers with reg; buffered is read at every scrape.
