@@ -177,8 +177,8 @@ func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
 			return full
 		}
 		return reason.KVBand
-	case kv+own >= s.cfg.KVStop:
-		return reason.KVCredit // it alone would take the engine past the stop
+	case kv+own >= 1-s.cfg.Margin:
+		return reason.KVCredit // it would leave less than the margin free
 	}
 	return reason.OK
 }

@@ -6,6 +6,7 @@ const (
 	firstSlots = 256     // room for this many in flight before the ledger grows
 	maxTokens  = 1 << 40 // no single count is believed above this, so that sums cannot overflow
 	maxSeqs    = 1 << 16
+	halfBlock  = 16 // tokens of a sequence's last block that hold nothing, in the mean, at the largest usual block of 32
 )
 
 // slot is one reservation. It leaves the ledger when it is released and the
@@ -41,6 +42,7 @@ type ledger struct {
 	pendTokens int           // prompt tokens of those without a first token
 	pendSeqs   int           // sequences without a first token
 	credit     int           // tokens the last sample does not show, released ones included until a sample can know
+	partial    int           // of those, tokens of prompts in prefill that the gauge holds already
 	emptied    time.Duration // when live last became 0
 }
 
@@ -211,7 +213,7 @@ func (s *State) Release(now time.Time, id Slot) {
 // settle brings the ledger up to a sample that shows what happened until seen:
 // plain answers advance, what shows leaves the credit.
 func (s *State) settle(now, seen time.Duration) {
-	credit := 0
+	credit, ours, seqs, unseen := 0, 0, 0, 0
 	for i := range s.slots {
 		e := &s.slots[i]
 		if !e.used {
@@ -228,8 +230,19 @@ func (s *State) settle(now, seen time.Duration) {
 			e.shown = e.held()
 		}
 		credit += e.held() - e.shown
+		if ours += e.shown; e.shown > 0 {
+			ours += e.seqs * halfBlock
+		} else {
+			unseen += e.prompt
+		}
+		seqs += e.seqs
 	}
-	s.credit = credit
+	s.credit, s.partial = credit, 0
+	if s.sample.Running+s.sample.Waiting <= seqs {
+		// Nobody else is there: what the gauge holds beyond what shows is the part of
+		// our pending prompts that is computed already.
+		s.partial = clamp(int(s.sample.KV*float64(s.sample.KVTokens))-ours, 0, unseen)
+	}
 }
 
 // advance moves a plain answer, which shows no progress, by step time.

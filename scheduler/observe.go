@@ -95,12 +95,15 @@ func (s *State) idle() bool { return s.live == 0 && s.credit == 0 && !s.busy() }
 
 // kv is the water level: the gauge plus what does not show in it yet.
 func (s *State) kv() float64 {
-	kv := s.sample.KV + s.share(s.credit)
+	kv := s.sample.KV + s.share(s.unshown())
 	if s.sample.Ranks > 1 && s.credit > 0 {
 		kv += s.cfg.Margin // the gauge is the fullest rank's; which rank takes the credit is not known
 	}
 	return kv
 }
+
+// unshown is the tokens of ours that the gauge does not hold yet.
+func (s *State) unshown() int { return max(s.credit-s.partial, 0) }
 
 // share is n tokens as a part of all KV tokens; 0 where the engine does not say.
 func (s *State) share(n int) float64 {
@@ -112,7 +115,7 @@ func (s *State) share(n int) float64 {
 
 // latch closes the gate at KVStop and opens it again below KVReopen.
 func (s *State) latch() {
-	switch kv := s.kv(); {
+	switch kv := s.sample.KV; {
 	case kv >= s.cfg.KVStop:
 		s.closed = true
 	case kv < s.cfg.KVReopen:

@@ -32,7 +32,7 @@ func (s *State) View(now time.Time) View {
 	t := s.since(now)
 	v := View{
 		Condition: s.condition(t), KV: s.sample.KV, Running: s.sample.Running, Waiting: s.sample.Waiting,
-		KVTokens: s.sample.KVTokens, StepTime: s.step, Credit: s.credit, Pending: s.pendTokens, PendingSeq: s.pendSeqs,
+		KVTokens: s.sample.KVTokens, StepTime: s.step, Credit: s.unshown(), Pending: s.pendTokens, PendingSeq: s.pendSeqs,
 		Requests: s.live, Tokens: s.liveTokens, Prefill: s.speed.rate(), FirstToken: seconds(s.speed.ttft.high()),
 	}
 	if s.have {

@@ -55,6 +55,7 @@ step + per-prefill-token x prompt tokens + per-sequence x sequences that decode 
 	f.IntVar(&cfg.Engine.MaxSeqs, "max-seqs", cfg.Engine.MaxSeqs, "sequences that run at once")
 	f.IntVar(&cfg.Engine.MaxModelLen, "max-model-len", cfg.Engine.MaxModelLen, "longest prompt plus output, in tokens")
 	f.IntVar(&cfg.Engine.MaxBatchedTokens, "max-batched-tokens", cfg.Engine.MaxBatchedTokens, "tokens computed in one step")
+	f.IntVar(&cfg.Engine.MaxQueuedTokens, "max-num-queued-tokens", 0, "vLLM's own cap: prompt tokens without a first token above which it answers 503; 0 = none")
 	f.DurationVar(&cfg.Engine.Base, "step", cfg.Engine.Base, "time of an empty step")
 	f.DurationVar(&cfg.Engine.PerPrefillToken, "per-prefill-token", cfg.Engine.PerPrefillToken, "time per prompt token computed")
 	f.DurationVar(&cfg.Engine.PerSeq, "per-sequence", cfg.Engine.PerSeq, "time per sequence that decodes")
