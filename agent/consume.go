@@ -220,6 +220,9 @@ func (a *Agent) finish(ctx context.Context, r *run, kind response.Kind, o outcom
 	}
 	done := false
 	err = a.repeat(ctx, within, "finish", func(ctx context.Context) error {
+		if err := a.flush(ctx, r); err != nil && !errors.Is(err, response.ErrGone) {
+			return err
+		}
 		done, err = a.deps.Records.Finish(ctx, r.m.ID, r.attempt, event)
 		return err
 	})

@@ -97,7 +97,9 @@ func (a *Agent) send(ctx context.Context, now time.Time, r *run, chunk []byte) e
 	}
 	var owner bool
 	err = a.repeat(ctx, settleWithin, "first", func(ctx context.Context) error {
-		owner, err = a.deps.Records.First(ctx, r.m.ID, r.attempt, event)
+		if err = a.flush(ctx, r); err == nil { // a heartbeat may be on its way still
+			owner, err = a.deps.Records.First(ctx, r.m.ID, r.attempt, event)
+		}
 		return err
 	})
 	if err == nil && !owner {
@@ -105,6 +107,14 @@ func (a *Agent) send(ctx context.Context, now time.Time, r *run, chunk []byte) e
 	}
 	r.first.Store(err == nil)
 	return err
+}
+
+// flush waits until what r has appended is in its gateway's mailbox.
+func (a *Agent) flush(ctx context.Context, r *run) error {
+	if a.deps.Flush == nil {
+		return nil
+	}
+	return a.deps.Flush(ctx, r.m.Reply)
 }
 
 // beat tells the gateway of every attempt that is silent that it lives. A run

@@ -53,6 +53,9 @@ type Deps struct {
 	Consumer  Consumer
 	// Append carries an event to the mailbox at reply. It keeps nothing of event.
 	Append func(reply string, event []byte) error
+	// Flush returns once everything appended to reply has arrived, so that the event
+	// the record store appends comes after it; nil where Append is arrival.
+	Flush func(ctx context.Context, reply string) error
 	// Peers returns the rows of the other engines. It is called with every sample
 	// and must not wait.
 	Peers   func() []fleet.Row

@@ -183,12 +183,12 @@ func (x *exchange) queue() *refusal {
 		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.deadline),
 		SLOTTFT: x.limits.ttft, SLOTTFTNamed: x.limits.ttftNamed, SLOTPOT: x.limits.tpot,
 		PromptTokens: prompt, SafePrompt: p.longest, ExpectedOut: output, MaxTokens: p.maxTokens, Sequences: p.sequences,
-		Stream: p.stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.reply, Body: p.body,
+		Stream: p.stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.body,
 	}
 	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
 	defer cancel()
 	admitted, err := g.deps.Records.Open(ctx, registry.Request{
-		ID: x.id, Lane: key, Reply: g.reply, Deadline: m.Deadline,
+		ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
 		Tokens: m.Tokens(), Bytes: len(p.body), Limit: x.limits.door(firstToken), Fingerprint: fingerprint(key, p),
 	}, drain)
 	if err != nil {
@@ -197,10 +197,19 @@ func (x *exchange) queue() *refusal {
 	if admitted.Reason != reason.OK {
 		return &refusal{reason: admitted.Reason, model: p.model, ahead: admitted.Ahead, wait: admitted.Wait, retry: admitted.RetryAfter}
 	}
+	m.Shard = admitted.Shard
 	if err := g.deps.Publish(ctx, m); err != nil {
 		return x.notQueued(err, reason.BrokerAway)
 	}
 	return nil
+}
+
+// address is where the events of request id come to.
+func (g *Gateway) address(id string) string {
+	if g.deps.Address == nil {
+		return g.reply
+	}
+	return g.deps.Address(g.reply, id)
 }
 
 // fingerprint is equal for a request and its repetition: SDKs send the same body

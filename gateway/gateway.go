@@ -45,6 +45,9 @@ type Deps struct {
 	// OpenMailbox makes reply an address events can be appended to. handle is
 	// called by writers: it does not block and copies what it keeps.
 	OpenMailbox func(reply string, handle func(response.Event)) (closeMailbox func(), err error)
+	// Address is the reply address of request id below the mailbox reply, where one
+	// mailbox is several streams; optional.
+	Address func(reply, id string) string
 	// Rows returns the engines' rows; optional.
 	Rows    func() []fleet.Row
 	Metrics prometheus.Registerer
