@@ -6,13 +6,17 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/registrytest"
@@ -145,7 +149,7 @@ func TestRealReadOnly(t *testing.T) {
 func TestRealConcurrent(t *testing.T) {
 	s, ctx := real(t), context.Background()
 	cfg := testConfig(s)
-	cfg.LaneRequests = 1000
+	cfg.LaneRequests, cfg.LaneBytes, cfg.TotalBytes = 1000, 1<<20, 1<<20
 	r := dial(t, s, cfg)
 	box := &mailboxes{r, s.raw, map[string]bool{}}
 	const requests = 200
@@ -189,4 +193,127 @@ func TestRealConcurrent(t *testing.T) {
 	}
 }
 
-var _ = reason.OK
+func TestRealLinearizable(t *testing.T) { linearizable(t, real(t), 300) }
+
+// Every call of one caller at a time, with 10,000 requests waiting in 100 lanes; then
+// whole requests of 16 callers. Metrics p50-us and p99-us are of single calls.
+func BenchmarkReal(b *testing.B) {
+	s, ctx := real(b), context.Background()
+	cfg := testConfig(s)
+	cfg.LaneRequests, cfg.LaneBytes, cfg.TotalBytes, cfg.Connections = 1<<20, 1<<40, 1<<40, 16
+	s.shifted = nil
+	r := dial(b, s, cfg)
+	box := &mailboxes{r, s.raw, map[string]bool{}}
+	in := func(i int) lane.Key {
+		k := chat
+		k.Tenant = name(i % 100)
+		return k
+	}
+	for i := range 10_000 {
+		openOne(b, box, "w"+name(i), in(i))
+	}
+	must := func(b *testing.B, ok bool, err error) {
+		if !ok || err != nil {
+			b.Fatal(ok, err)
+		}
+	}
+	next := 0
+	open := func() string {
+		next++
+		openOne(b, r, name(next), in(next))
+		return name(next)
+	}
+	claim := func() string {
+		id := open()
+		c, err := r.Claim(ctx, start(id, "a", in(next)))
+		must(b, c.Action == registry.Run, err)
+		return id
+	}
+	event := make([]byte, 200)
+	for _, op := range []struct {
+		name  string
+		setup func() string
+		call  func(b *testing.B, id string)
+	}{
+		{"open", func() string { next++; return name(next) }, func(b *testing.B, id string) { openOne(b, r, id, in(next)) }},
+		{"refuse", func() string { next++; return name(next) }, func(b *testing.B, id string) {
+			q := request(id, in(next))
+			q.Limit, q.Fingerprint = time.Second, uint64(next)
+			a, err := r.Open(ctx, q, registry.Drain{Engines: 1, Rate: 1000})
+			must(b, a.Reason != reason.OK, err)
+		}},
+		{"claim", open, func(b *testing.B, id string) {
+			c, err := r.Claim(ctx, start(id, "a", in(next)))
+			must(b, c.Action == registry.Run, err)
+		}},
+		{"first", claim, func(b *testing.B, id string) {
+			ok, err := r.First(ctx, id, "a", event)
+			must(b, ok, err)
+		}},
+		{"finish", claim, func(b *testing.B, id string) {
+			ok, err := r.Finish(ctx, id, "a", event)
+			must(b, ok, err)
+		}},
+		{"release", claim, func(b *testing.B, id string) { must(b, true, r.Release(ctx, id, "a", true)) }},
+		{"cancel", open, func(b *testing.B, id string) {
+			c, err := r.Cancel(ctx, id, true)
+			must(b, c.State == registry.Queued, err)
+		}},
+		{"renew64", claim, func(b *testing.B, id string) {
+			refs := make([]registry.Ref, 64)
+			for i := range refs {
+				refs[i] = registry.Ref{ID: "x" + name(i), Attempt: "a", Reply: "g"}
+			}
+			lost, err := r.Renew(ctx, "o", refs)
+			must(b, len(lost) == 0, err)
+		}},
+	} {
+		b.Run(op.name, func(b *testing.B) {
+			ids := make([]string, b.N)
+			for i := range ids {
+				ids[i] = op.setup()
+			}
+			s.raw.ConfigResetStat(ctx)
+			b.ResetTimer()
+			var took []time.Duration
+			for _, id := range ids {
+				begin := time.Now()
+				op.call(b, id)
+				took = append(took, time.Since(begin))
+			}
+			b.ReportMetric(usedMicros(s), "redis-us")
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-us")
+			b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-us")
+		})
+	}
+	b.Run("request", func(b *testing.B) {
+		s.raw.ConfigResetStat(ctx)
+		var ids atomic.Int64
+		b.SetParallelism(8)
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				n := int(ids.Add(1))
+				id := "p" + strconv.Itoa(b.N) + name(n)
+				openOne(b, r, id, in(n))
+				c, err := r.Claim(ctx, start(id, "a", in(n)))
+				must(b, c.Action == registry.Run, err)
+				ok, err := r.First(ctx, id, "a", event)
+				must(b, ok, err)
+				ok, err = r.Finish(ctx, id, "a", event)
+				must(b, ok, err)
+			}
+		})
+		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "requests/s")
+		b.ReportMetric(usedMicros(s), "redis-us")
+	})
+}
+
+// usedMicros is Redis's own time per script since the last CONFIG RESETSTAT.
+func usedMicros(s *server) float64 {
+	_, rest, _ := strings.Cut(s.raw.Info(context.Background(), "commandstats").Val(), "cmdstat_evalsha:")
+	_, rest, _ = strings.Cut(rest, "usec_per_call=")
+	used, _, _ := strings.Cut(rest, ",")
+	f, _ := strconv.ParseFloat(used, 64)
+	return f
+}

@@ -89,6 +89,9 @@ func (r *Registry) Claim(ctx context.Context, s registry.Start) (registry.Claim,
 			continue
 		}
 		c := registry.Claim{Action: actions[row.text(0)], After: row.millis(1), Reason: reasonOf(row.text(2)), Tries: row.int(3)}
+		if c.Action == registry.Run {
+			r.remember(s.Owner, registry.Ref{ID: s.ID, Attempt: s.Attempt, Reply: s.Reply})
+		}
 		return c, row.err
 	}
 	return registry.Claim{}, fmt.Errorf("%w: claim: the record keeps changing", registry.ErrAway)
@@ -100,6 +103,7 @@ var actions = map[string]registry.Action{"run": registry.Run, "ack": registry.Ac
 // there is written again, outside any lane's count. On an error what came before it
 // is renewed.
 func (r *Registry) Renew(ctx context.Context, owner string, running []registry.Ref) (lost []registry.Ref, err error) {
+	r.remember(owner, running...)
 	for len(running) > 0 {
 		part := running[:min(len(running), renewAtOnce)]
 		running = running[len(part):]
@@ -115,6 +119,7 @@ func (r *Registry) Renew(ctx context.Context, owner string, running []registry.R
 		}
 		for i, ref := range part {
 			if row.int(i) == 1 {
+				r.forget(ref.ID, ref.Attempt)
 				lost = append(lost, ref)
 			}
 		}
@@ -125,10 +130,51 @@ func (r *Registry) Renew(ctx context.Context, owner string, running []registry.R
 	return lost, nil
 }
 
+// mine is what an attempt that runs in this process was claimed with.
+type mine struct {
+	owner, reply string
+	seen         time.Time // last claimed or renewed
+}
+
+// remember keeps what First and Finish write a lost record again from, so that a
+// terminal event is heard although Redis was emptied since the last renewal. What an
+// owner has not renewed for a minute is dropped.
+func (r *Registry) remember(owner string, refs ...registry.Ref) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, ref := range refs {
+		r.running[[2]string{ref.ID, ref.Attempt}] = mine{owner, ref.Reply, now}
+	}
+	if now.Sub(r.cleared) < time.Minute {
+		return
+	}
+	r.cleared = now
+	for key, m := range r.running {
+		if now.Sub(m.seen) > time.Minute {
+			delete(r.running, key)
+		}
+	}
+}
+
+func (r *Registry) recall(id, attempt string) (owner, reply string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.running[[2]string{id, attempt}]
+	return m.owner, m.reply
+}
+
+func (r *Registry) forget(id, attempt string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.running, [2]string{id, attempt})
+}
+
 // First moves the attempt from running to streaming and appends its first event;
 // repeated it only says true. On an error nothing has changed, or all of it.
 func (r *Registry) First(ctx context.Context, id, attempt string, event []byte) (bool, error) {
-	answer, err := r.run(ctx, "first", len(event), id, attempt, event)
+	owner, reply := r.recall(id, attempt)
+	answer, err := r.run(ctx, "first", len(event), id, attempt, event, owner, reply, r.cfg.Live(reply))
 	return answer == int64(1), err
 }
 
@@ -136,13 +182,15 @@ func (r *Registry) First(ctx context.Context, id, attempt string, event []byte) 
 // relayed bytes it takes two round trips. On an error nothing has changed, or all of it.
 func (r *Registry) Finish(ctx context.Context, id, attempt string, event []byte) (bool, error) {
 	of, lost := "", []byte(nil)
+	owner, reply := r.recall(id, attempt)
 	for range 3 {
-		answer, err := r.run(ctx, "finish", len(event)+len(lost), id, attempt, event, of, lost)
+		answer, err := r.run(ctx, "finish", len(event)+len(lost), id, attempt, event, of, lost, owner, reply, r.cfg.Live(reply))
 		if err != nil {
 			return false, err
 		}
 		dead, is := answer.(string)
 		if !is {
+			r.forget(id, attempt)
 			return answer == int64(1), nil
 		}
 		of, lost = dead, r.cfg.Terminal(id, dead[1:], reason.UpstreamLost)
@@ -154,6 +202,9 @@ func (r *Registry) Finish(ctx context.Context, id, attempt string, event []byte)
 // cancelled meanwhile. Any other attempt or state is left alone.
 func (r *Registry) Release(ctx context.Context, id, attempt string, blameless bool) error {
 	_, err := r.run(ctx, "release", 0, id, attempt, bit(blameless), r.cfg.Terminal(id, attempt, reason.Aborted))
+	if err == nil {
+		r.forget(id, attempt)
+	}
 	return err
 }
 

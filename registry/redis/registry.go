@@ -50,6 +50,8 @@ type Registry struct {
 	watchers map[chan string]struct{}              // each has room for some announcements; "" = read anew
 	waiters  map[string]map[chan struct{}]struct{} // Opens by the lane they wait for
 	known    map[string]struct{}                   // lanes seen confirmed; at most knownMost
+	running  map[[2]string]mine                    // by id and attempt
+	cleared  time.Time                             // running, of old entries
 	backlog  []registry.Backlog                    // as last read
 }
 
@@ -79,7 +81,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Registry, er
 	silence()
 	r := &Registry{
 		cfg: cfg, log: log, watchers: map[chan string]struct{}{},
-		waiters: map[string]map[chan struct{}]struct{}{}, known: map[string]struct{}{},
+		waiters: map[string]map[chan struct{}]struct{}{}, known: map[string]struct{}{}, running: map[[2]string]mine{},
 	}
 	options, err := r.cfg.options()
 	if err != nil {

@@ -133,6 +133,9 @@ local function count(c, out, waiting)
     call('ZREM', wait, c.id)
   end
   shift(c, (out and 1 or 0) - (was_out and 1 or 0), (waiting and 1 or 0) - (was_waiting and 1 or 0))
+  -- Nothing that counts may expire before it: what enters renews all, and what is
+  -- renewed does so once or twice a minute.
+  if not (out and (not was_out or now % 60000 < 6000)) and not (waiting and not was_waiting) then return end
   for _, key in ipairs({ P .. 'out', wait, P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, P .. 'bytes', P .. 'models' }) do
     call('PEXPIRE', key, HOLD)
   end
@@ -175,7 +178,7 @@ local function started(r)
     if before ~= second then tokens = 0 end
     call('HSET', key, 's' .. slot, second, 'n' .. slot, tokens + r.tokens)
   end
-  if r.forecast ~= '' and r.tries == 0 then learn(r, now - r.opened) end
+  if r.forecast ~= '' and r.tries == 1 then learn(r, now - r.opened) end
 end
 
 -- finish ends a record: its event, its counts, and then only the memory of it.
@@ -196,4 +199,17 @@ local function prolong(r)
   save(r, 'state', 'attempt', 'owner', 'owned', 'tries', 'orphan')
   lives(r)
   count(r, true, false)
+end
+
+-- again is the record of a running attempt that Redis has lost, as its owner knows it:
+-- outside any lane's count, until a claim says which lane it is.
+local function again(id, attempt, owner, reply, gateway, state)
+  local r = {
+    v = VERSION, id = id, state = state, attempt = attempt, owner = owner, owned = 0, tries = 1, cancel = 0, orphan = 0,
+    reply = reply, gateway = gateway, lane = '', tier = '', model = '', deadline = now, tokens = 0, bytes = 0, shard = -1,
+    opened = now, forecast = '',
+  }
+  save(r)
+  lives(r)
+  return r
 end

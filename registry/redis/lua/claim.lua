@@ -17,14 +17,15 @@ if not r then
   }
   save(r)
   lives(r)
-  count(r, true, true)
   call('ZADD', P .. 'models', now, r.model)
+  count(r, true, true)
   enlist(r.lane, ARGV[15])
 end
 
 if r.lane == '' and r.state ~= FINISHED then -- written again by renew: now its lane is known
   r.lane, r.tier, r.model, r.deadline, r.tokens, r.bytes = ARGV[5], ARGV[6], ARGV[7], deadline, tonumber(ARGV[10]), RECORD_BYTES
   save(r, 'lane', 'tier', 'model', 'deadline', 'tokens', 'bytes')
+  call('ZADD', P .. 'models', now, r.model)
 end
 
 local function answer(action, reason, after) return { action, string.format('%.0f', math.ceil(after or 0)), reason, r.tries } end
@@ -84,11 +85,10 @@ end
 local after = pace()
 if after > 0 then return answer('suspend', 'lane_pace', after) end
 
-if r.state == QUEUED then
-  count(r, true, false)
-  started(r)
-end
 if call('HSETNX', P .. 'lanes:ok', r.lane, ARGV[4]) == 1 then lanes_keep() end -- its consumer is here
+
+local waited = r.state == QUEUED
 r.state, r.attempt, r.owner, r.orphan, r.tries = RUNNING, attempt, ARGV[4], 0, r.tries + 1
 prolong(r)
+if waited then started(r) end
 return answer('run', 'ok')

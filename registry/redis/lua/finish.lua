@@ -1,9 +1,14 @@
 -- Ends a record with its terminal event, once.
 -- ARGV: prefix, id, attempt ('' = it never started), event, attempt of the event that
--- follows with a mark before it ('' = none), upstream_lost for that attempt.
+-- follows with a mark before it ('' = none), upstream_lost for that attempt, then as in
+-- first.lua.
 -- Answer: 1 it is over; 0 another attempt lives; or its attempt: call again with an
 -- event that says upstream_lost for it. Nothing has changed then.
 local r = load(ARGV[2])
+if not r and ARGV[8] ~= '' then
+  live_for({ id = ARGV[2] }, KEEP)
+  r = again(ARGV[2], ARGV[3], ARGV[7], ARGV[8], ARGV[9], STREAMING)
+end
 if not r or r.state == FINISHED then return 1 end
 local event = ARGV[4]
 if r.state ~= QUEUED and r.attempt ~= ARGV[3] then

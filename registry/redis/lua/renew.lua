@@ -5,15 +5,7 @@ local lost = {}
 for i = 3, #ARGV, 5 do
   local id, attempt = ARGV[i], ARGV[i + 1]
   live_for({ id = id }, KEEP)
-  local r = load(id)
-  if not r then
-    r = {
-      v = VERSION, id = id, state = ARGV[i + 4] == '1' and STREAMING or RUNNING, attempt = attempt, owner = ARGV[2], owned = 0,
-      tries = 1, cancel = 0, orphan = 0, reply = ARGV[i + 2], gateway = ARGV[i + 3], lane = '', tier = '', model = '', deadline = now, tokens = 0,
-      bytes = 0, shard = -1, opened = now, forecast = '',
-    }
-    save(r)
-  end
+  local r = load(id) or again(id, attempt, ARGV[2], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4] == '1' and STREAMING or RUNNING)
   if r.cancel == 1 or r.attempt ~= attempt or (r.state ~= RUNNING and r.state ~= STREAMING) then
     lost[#lost + 1] = 1
   else
