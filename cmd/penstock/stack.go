@@ -14,7 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"golang.org/x/sync/errgroup"
 
 	"penstock/admin"
 	"penstock/agent"
@@ -116,36 +115,28 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 // takes the others down in the same order.
 func (s *stack) Run(ctx context.Context) error {
 	defer s.close()
-	door, closeDoor := context.WithCancel(ctx)
-	defer closeDoor()
-	node, stopAgents := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopAgents()
-	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopRest()
-
-	defer context.AfterFunc(door, s.grpc.Drain)()
-	var all, agents errgroup.Group
-	all.Go(func() error { defer stopAgents(); return s.gateway.Serve(door, s.listener) })
-	for _, a := range s.agents {
-		agents.Go(func() error { defer closeDoor(); return a.Run(node) })
+	agents := make([]part, len(s.agents))
+	for i, a := range s.agents {
+		agents[i] = a.Run
 	}
-	all.Go(func() error { defer stopRest(); return agents.Wait() })
-	for _, run := range []func(context.Context) error{
+	rest := []part{
 		s.records.Run,
 		func(ctx context.Context) error { return s.grpc.Serve(ctx, s.grpcListener) },
 		func(ctx context.Context) error { return s.admin.Serve(ctx, s.adminListener) },
-	} {
-		all.Go(func() error { defer closeDoor(); return run(rest) })
 	}
 	for _, sim := range s.sims {
-		all.Go(func() error { defer closeDoor(); return sim.Run(rest) })
+		rest = append(rest, sim.Run)
 	}
-	all.Go(func() error { s.announce(door); return nil })
-	return all.Wait()
+	door := func(ctx context.Context) error {
+		defer context.AfterFunc(ctx, s.grpc.Drain)()
+		return s.gateway.Serve(ctx, s.listener)
+	}
+	return inOrder(ctx, []part{door, s.waitReady}, agents, rest)
 }
 
-// announce calls onReady once an engine takes work, and says what it waits for.
-func (s *stack) announce(ctx context.Context) {
+// waitReady calls onReady once an engine takes work, says what it waits for until
+// then, and returns when ctx ends.
+func (s *stack) waitReady(ctx context.Context) error {
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
 	said := time.Now()
@@ -155,7 +146,8 @@ func (s *stack) announce(ctx context.Context) {
 				if s.onReady != nil {
 					s.onReady(h.Models[0])
 				}
-				return
+				<-ctx.Done()
+				return nil
 			}
 		}
 		if time.Since(said) > 2*time.Second {
@@ -166,7 +158,7 @@ func (s *stack) announce(ctx context.Context) {
 		select {
 		case <-look.C:
 		case <-ctx.Done():
-			return
+			return nil
 		}
 	}
 }
