@@ -70,7 +70,9 @@ func (a *arrivals) wait() string {
 
 func quantiles(d []time.Duration) string {
 	slices.Sort(d)
-	at := func(q float64) time.Duration { return d[min(int(q*float64(len(d))), len(d)-1)].Round(10 * time.Microsecond) }
+	at := func(q float64) time.Duration {
+		return d[min(int(q*float64(len(d))), len(d)-1)].Round(10 * time.Microsecond)
+	}
 	return fmt.Sprintf("n %d min %v p50 %v p90 %v p99 %v max %v", len(d), at(0), at(.5), at(.9), at(.99), at(1))
 }
 
@@ -177,6 +179,11 @@ func TestRealFigures(t *testing.T) {
 			a.wait()
 		}
 		all := time.Since(began)
+		var at []time.Duration
+		for _, times := range a.at {
+			at = append(at, times[0].Sub(began))
+		}
+		t.Logf("handled after: %s", quantiles(at))
 		t.Logf("%d messages: published in %v (%.0f/s), all handled after %v (%.0f/s)", lanes*each, sent, lanes*each/sent.Seconds(), all, lanes*each/all.Seconds())
 	})
 }

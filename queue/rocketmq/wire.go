@@ -384,6 +384,7 @@ type receive struct {
 	got     bool // a message: its handler gives the slot back
 	bad     bool
 	over    bool
+	ended   bool // after cut, the library has been told
 	cut     bool // by us; guarded by session.mu
 }
 
@@ -398,8 +399,12 @@ func (r *receive) RecvMsg(m any) error {
 	err := r.ClientStream.RecvMsg(m)
 	if err != nil {
 		if r.finish(err) { // for the library it has ended as one without a message
+			r.ended = true
 			m.(*pb.ReceiveMessageResponse).Content = &pb.ReceiveMessageResponse_Status{Status: &pb.Status{Code: pb.Code_OK}}
 			return nil
+		}
+		if r.ended {
+			return io.EOF
 		}
 		return mended(err)
 	}
