@@ -84,6 +84,11 @@ local function parse_member(m)
   }
 end
 
+local function model_used(model)
+  call('ZADD', P .. 'models', now, model)
+  call('PEXPIRE', P .. 'models', HOLD)
+end
+
 local function add(key, field, by)
   local n = call('HINCRBY', key, field, by)
   if n <= 0 then call('HDEL', key, field) end

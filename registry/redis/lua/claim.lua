@@ -17,7 +17,7 @@ if not r then
   }
   save(r)
   lives(r)
-  call('ZADD', P .. 'models', now, r.model)
+  model_used(r.model)
   count(r, true, true)
   enlist(r.lane, ARGV[15])
 end
@@ -25,7 +25,7 @@ end
 if r.lane == '' and r.state ~= FINISHED then -- written again by renew: now its lane is known
   r.lane, r.tier, r.model, r.deadline, r.tokens, r.bytes = ARGV[5], ARGV[6], ARGV[7], deadline, tonumber(ARGV[10]), RECORD_BYTES
   save(r, 'lane', 'tier', 'model', 'deadline', 'tokens', 'bytes')
-  call('ZADD', P .. 'models', now, r.model)
+  model_used(r.model)
 end
 
 local function answer(action, reason, after) return { action, string.format('%.0f', math.ceil(after or 0)), reason, r.tries } end

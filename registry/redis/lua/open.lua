@@ -27,8 +27,7 @@ if not m.tiers[tier] or m.tiers[tier].k ~= rank then
   m.tiers[tier].k = rank
   call('HSET', m.key, tier .. ':k', rank)
 end
-call('ZADD', P .. 'models', now, model)
-call('PEXPIRE', P .. 'models', HOLD)
+model_used(model)
 call('PEXPIRE', m.key, HOLD)
 
 local total = tonumber(call('GET', P .. 'bytes') or 0)
