@@ -32,7 +32,7 @@ func newConfigCheck() *cobra.Command {
 			if _, err := config.Load(standalone.Flags(), args[0], func(string) (string, bool) { return "", false }); err != nil {
 				return usage("%w", err)
 			}
-			if _, err := standaloneOptions(standalone.Flags()); err != nil {
+			if _, err := readOptions(standalone.Flags()); err != nil {
 				return usage("%s: %w", args[0], err)
 			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is valid\n", args[0])

@@ -2,27 +2,22 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"penstock/admin"
 	"penstock/agent"
 	"penstock/fleet"
 	"penstock/gateway"
 	queuememory "penstock/queue/memory"
-	"penstock/reason"
 	registrymemory "penstock/registry/memory"
-	"penstock/response"
 	responsememory "penstock/response/memory"
 )
 
@@ -56,9 +51,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	if err := s.listen(); err != nil {
 		return nil, err
 	}
-	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-
+	metrics := newMetrics()
 	bus := responsememory.New()
 	bounds := queuememory.DefaultConfig()
 	s.lanes, err = queuememory.New(bounds)
@@ -66,9 +59,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	records := registrymemory.DefaultConfig()
-	records.Terminal = func(id, attempt string, why reason.Reason) []byte {
-		return response.Append(nil, &response.Event{ID: id, Attempt: attempt, Seq: 1, Kind: response.Failed, Reason: why})
-	}
+	records.Terminal = terminal
 	s.records, err = registrymemory.New(records, bus.Append, s.cancel)
 	if err != nil {
 		return nil, err
@@ -169,12 +160,9 @@ func (s *stack) listen() error {
 		flag, address string
 		into          *net.Listener
 	}{{"--listen", s.opts.listen, &s.listener}, {"--grpc", s.opts.grpc, &s.grpcListener}, {"--admin", s.opts.admin, &s.adminListener}} {
-		listener, err := net.Listen("tcp", l.address)
-		switch {
-		case errors.Is(err, syscall.EADDRINUSE):
-			return usage("%s %s is in use by another process: choose another address with %s", l.flag, l.address, l.flag)
-		case err != nil:
-			return usage("%s %s: %w", l.flag, l.address, err)
+		listener, err := listen(l.flag, l.address)
+		if err != nil {
+			return err
 		}
 		*l.into = listener
 	}

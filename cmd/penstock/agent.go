@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"penstock/admin"
+	"penstock/agent"
+	"penstock/fleet"
+	"penstock/lane"
+	"penstock/queue/rocketmq"
+	registryredis "penstock/registry/redis"
+	responseredis "penstock/response/redis"
+)
+
+func newAgent() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "The node side of a fleet, beside one vLLM engine",
+		Long: `agent runs beside one vLLM engine: it subscribes to the lanes its engine can serve, starts what the
+engine can finish in time and gives the rest back. It starts with the engine, the broker or Redis away,
+says so in /readyz, gRPC health and the log, and comes up when they do.`,
+		Example: `  penstock agent --engine http://127.0.0.1:8000 --rocketmq broker:8081 --redis redis:6379
+  penstock agent --engine unix:///run/vllm.sock --node gpu7 --pool a100 --rocketmq broker:8081 --redis redis:6379`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := loadFlags(cmd.Flags()); err != nil {
+				return usage("%w", err)
+			}
+			opts, err := readOptions(cmd.Flags())
+			if err != nil {
+				return usage("%w", err)
+			}
+			back, err := backendOptions(cmd.Flags())
+			if err != nil {
+				return usage("%w", err)
+			}
+			text := func(name string) string { v, _ := cmd.Flags().GetString(name); return v }
+			if text("engine") == "sim" {
+				return usage("--engine %q: want the engine's URL, such as http://127.0.0.1:8000 or unix:///run/vllm.sock", text("engine"))
+			}
+			cfg := agent.DefaultConfig()
+			cfg.Node, cfg.Pool, cfg.GRPC, cfg.Grace = text("node"), text("pool"), text("grpc"), opts.grace
+			if cfg.Node == "" {
+				if cfg.Node, err = os.Hostname(); err != nil {
+					return usage("--node is not set and the host has no name: %w", err)
+				}
+			}
+			cfg.SetEngine(text("engine"))
+			cfg.Engine.APIKey = opts.engineKey
+			return runAgent(cmd.Context(), opts, cfg, back, newLogger(cmd.ErrOrStderr(), opts))
+		},
+	}
+	f := cmd.Flags()
+	f.String("engine", defaultEngine, "URL of the vLLM engine")
+	f.String("engine-api-key-file", "", "file with the API key that the engine asks for")
+	f.String("node", "", "unique name of this agent (default: the host's name)")
+	f.String("pool", "", "hardware class of this engine; lanes that ask for another are left alone")
+	f.String("grpc", "127.0.0.1:4781", "address of gRPC health")
+	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
+	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
+	commonFlags(f)
+	backendFlags(f)
+	return cmd
+}
+
+// runAgent wires an agent to the fleet's broker and store, and runs it.
+func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backends, log *slog.Logger) error {
+	ls, err := listenAll(
+		listenerFlag{"--grpc", opts.grpc}, listenerFlag{"--admin", opts.admin}, listenerFlag{"--metrics", opts.metrics})
+	if err != nil {
+		return err
+	}
+	defer closeAll(ls)
+	metrics := newMetrics()
+	var node *agent.Agent
+	back.registry.Cancel = func(owner, id, attempt string) {
+		if owner == cfg.Node || owner == "" {
+			node.Cancel(id, attempt)
+		}
+	}
+	records, err := registryredis.New(back.registry, log, metrics)
+	if err != nil {
+		return usage("%w", err)
+	}
+	mail, err := responseredis.NewWriter(back.response, log, metrics)
+	if err != nil {
+		return usage("%w", err)
+	}
+	back.rocketmq.Clock, back.rocketmq.Node = records.Offset, cfg.Node
+	back.rocketmq.Confirmed = func(lanes []lane.Key) {
+		confirm, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if err := records.Confirm(confirm, cfg.Node, lanes); err != nil {
+			log.Debug("lanes not confirmed", "err", err)
+		}
+	}
+	lanes, err := rocketmq.NewConsumer(back.rocketmq, log, metrics)
+	if err != nil {
+		return usage("%w", err)
+	}
+	node, err = agent.New(cfg, agent.Deps{
+		Records: records, Directory: records, Consumer: lanes, Append: mail.Append, Flush: mail.Flush,
+		Peers:   func() []fleet.Row { return nil },
+		Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": cfg.Node}, metrics), Log: log,
+	})
+	if err != nil {
+		return usage("%w", err)
+	}
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []agent.Health { return []agent.Health{node.Health()} }, back.rocketmq.Concurrency))
+	health := agent.NewGRPC([]*agent.Agent{node}, log)
+	ready := func() (bool, string) {
+		return allReady(map[string]func() (bool, string){
+			"engine":   func() (bool, string) { h := node.Health(); return h.Ready, h.Reason.String() },
+			"redis":    records.Ready,
+			"rocketmq": lanes.Ready,
+			"mailbox":  func() (bool, string) { return mail.Ready(), "redis streams are away" },
+		})
+	}
+	private, public, err := newAdmins("agent", admin.Deps{
+		Gatherer: metrics, Live: alive, Ready: ready, Started: func() bool { return true },
+		State: func() any {
+			return map[string]any{"apiVersion": "penstock/v1", "engines": map[string]any{cfg.Node: node.DebugState()}}
+		}, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	log.Info("agent starts", "node", cfg.Node, "engine", cfg.Engine.URL, "rocketmq", back.rocketmq.Endpoint, "redis", fmt.Sprint(back.response.Addr))
+	return inOrder(ctx,
+		[]part{func(ctx context.Context) error {
+			defer context.AfterFunc(ctx, health.Drain)()
+			return node.Run(ctx)
+		}},
+		[]part{
+			mail.Run, records.Run, watchReady(log, ready),
+			func(ctx context.Context) error { return records.Watch(ctx, lanes.SetLanes) },
+			func(ctx context.Context) error { return health.Serve(ctx, ls[0]) },
+			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
+			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
+		})
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/pflag"
+
+	"penstock/queue/rocketmq"
+	"penstock/reason"
+	registryredis "penstock/registry/redis"
+	"penstock/response"
+	responseredis "penstock/response/redis"
+)
+
+// backends are the broker and the store of a fleet, as flags name them.
+type backends struct {
+	rocketmq rocketmq.Config
+	registry registryredis.Config
+	response responseredis.Config
+}
+
+func backendFlags(f *pflag.FlagSet) {
+	f.String("rocketmq", "127.0.0.1:8081", "gRPC address of a RocketMQ proxy in cluster mode")
+	f.String("topic", "penstock", "RocketMQ parent topic, of type LITE")
+	f.String("group", "penstock-agents", "RocketMQ consumer group of the agents")
+	f.String("rocketmq-credentials-file", "", "file with the broker's access key and secret key, a line each")
+	f.String("rocketmq-ca-file", "", `certificate authority of the proxy, "system" for the system's; without it the connection is plain`)
+	f.String("redis", "127.0.0.1:6379", "HOST:PORT of the Redis primary, or redis(s)://user:password@HOST:PORT/DB")
+	f.String("redis-password-file", "", "file with the Redis password")
+	f.String("gossip", "", "address of gossip; accepted, and not used before agents gossip")
+	f.StringSlice("join", nil, "addresses of other members; accepted, and not used before agents gossip")
+}
+
+// backendOptions reads the flags after config.Load.
+func backendOptions(f *pflag.FlagSet) (*backends, error) {
+	text := func(name string) string { v, _ := f.GetString(name); return v }
+	b := &backends{rocketmq: rocketmq.DefaultConfig(), registry: registryredis.DefaultConfig(), response: responseredis.DefaultConfig()}
+	b.rocketmq.Endpoint, b.rocketmq.Topic, b.rocketmq.Group = text("rocketmq"), text("topic"), text("group")
+	b.rocketmq.CAFile = text("rocketmq-ca-file")
+	if path := text("rocketmq-credentials-file"); path != "" {
+		lines, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("--rocketmq-credentials-file: %w", err)
+		}
+		keys := strings.Fields(string(lines))
+		if len(keys) != 2 {
+			return nil, fmt.Errorf("--rocketmq-credentials-file %s: %d words, want the access key and the secret key, a line each", path, len(keys))
+		}
+		b.rocketmq.AccessKey, b.rocketmq.SecretKey = keys[0], keys[1]
+	}
+	if err := b.redis(text("redis"), text("redis-password-file")); err != nil {
+		return nil, err
+	}
+	b.registry.Live = response.IncarnationKey
+	b.registry.Mailbox = b.response.MaxLen
+	b.registry.Terminal = terminal
+	if err := b.rocketmq.Validate(); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// redis reads HOST:PORT or a redis:// address for both users of Redis.
+func (b *backends) redis(address, passwordFile string) error {
+	u := &url.URL{Scheme: "redis", Host: address}
+	if strings.Contains(address, "://") {
+		var err error
+		if u, err = url.Parse(address); err != nil || u.Scheme != "redis" && u.Scheme != "rediss" {
+			return fmt.Errorf("--redis %q: want HOST:PORT or redis(s)://user:password@HOST:PORT/DB", redacted(address))
+		}
+	}
+	if host, port, err := net.SplitHostPort(u.Host); err != nil || host == "" || port == "" {
+		return fmt.Errorf("--redis %q: want HOST:PORT or redis(s)://user:password@HOST:PORT/DB", redacted(address))
+	}
+	b.registry.Addr, b.registry.PasswordFile = address, passwordFile
+	r := &b.response
+	r.Addr, r.Username = u.Host, u.User.Username()
+	r.Password, _ = u.User.Password()
+	if db := strings.Trim(u.Path, "/"); db != "" {
+		n, err := strconv.Atoi(db)
+		if err != nil || n < 0 {
+			return fmt.Errorf("--redis: database %q: want a number", db)
+		}
+		r.DB = n
+	}
+	if u.Scheme == "rediss" {
+		r.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: u.Hostname()}
+	}
+	if passwordFile != "" {
+		password, err := os.ReadFile(passwordFile)
+		if err != nil {
+			return fmt.Errorf("--redis-password-file: %w", err)
+		}
+		r.Password = strings.TrimSpace(string(password))
+	}
+	return nil
+}
+
+// redacted is an address without its password.
+func redacted(address string) string {
+	if u, err := url.Parse(address); err == nil {
+		return u.Redacted()
+	}
+	return address
+}
+
+// terminal encodes the event of a request that the record store ends itself.
+func terminal(id, attempt string, why reason.Reason) []byte {
+	return response.Append(nil, &response.Event{ID: id, Attempt: attempt, Seq: 1, Kind: response.Failed, Reason: why})
+}
+
+// newMetrics is a registry with the process's own metrics.
+func newMetrics() *prometheus.Registry {
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return metrics
+}
+
+// allReady joins what several parts say of themselves.
+func allReady(parts map[string]func() (bool, string)) (bool, string) {
+	var why []string
+	for name, ready := range parts {
+		if ok, reason := ready(); !ok {
+			why = append(why, name+": "+reason)
+		}
+	}
+	return len(why) == 0, strings.Join(why, "; ")
+}
+
+// logReady logs when what ready says changes; called every few seconds.
+func logReady(log *slog.Logger, was *string, ready func() (bool, string)) {
+	ok, why := ready()
+	now := why
+	if ok {
+		now = "ready"
+	}
+	if now == *was {
+		return
+	}
+	*was = now
+	if ok {
+		log.Info("ready")
+	} else {
+		log.Warn("not ready", "why", why)
+	}
+}

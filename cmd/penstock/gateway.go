@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock/admin"
+	"penstock/agent"
+	"penstock/gateway"
+	"penstock/queue/rocketmq"
+	registryredis "penstock/registry/redis"
+	responseredis "penstock/response/redis"
+)
+
+func newGateway() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gateway",
+		Short: "The client side of a fleet: OpenAI API in, lanes on RocketMQ, records in Redis",
+		Long: `gateway serves the OpenAI API for a fleet of agents that share a RocketMQ broker and a Redis.
+It starts with either of them away, says so in /readyz and the log, and comes up when they do.`,
+		Example: `  penstock gateway --rocketmq broker:8081 --redis redis:6379
+  penstock gateway --rocketmq broker:8081 --redis redis:6379 --listen 0.0.0.0:4780 --api-keys keys.yaml`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := loadFlags(cmd.Flags()); err != nil {
+				return usage("%w", err)
+			}
+			opts, err := readOptions(cmd.Flags())
+			if err != nil {
+				return usage("%w", err)
+			}
+			back, err := backendOptions(cmd.Flags())
+			if err != nil {
+				return usage("%w", err)
+			}
+			return runGateway(cmd.Context(), opts, back, newLogger(cmd.ErrOrStderr(), opts))
+		},
+	}
+	f := cmd.Flags()
+	f.String("listen", "127.0.0.1:4780", "address of the OpenAI API")
+	f.String("admin", "127.0.0.1:4785", "address of metrics, probes and profiles; keep it on loopback")
+	f.String("metrics", "127.0.0.1:4787", "address of metrics and probes only, for all interfaces")
+	doorFlags(f)
+	commonFlags(f)
+	backendFlags(f)
+	return cmd
+}
+
+// runGateway wires a gateway to the fleet's broker and store, and runs it.
+func runGateway(ctx context.Context, opts *options, back *backends, log *slog.Logger) error {
+	ls, err := listenAll(
+		listenerFlag{"--listen", opts.listen}, listenerFlag{"--admin", opts.admin}, listenerFlag{"--metrics", opts.metrics})
+	if err != nil {
+		return err
+	}
+	defer closeAll(ls)
+	metrics := newMetrics()
+	records, err := registryredis.New(back.registry, log, metrics)
+	if err != nil {
+		return usage("%w", err)
+	}
+	back.rocketmq.Clock = records.Offset
+	lanes, err := rocketmq.NewProducer(back.rocketmq, log, metrics)
+	if err != nil {
+		return usage("%w", err)
+	}
+	mail, err := responseredis.NewReader(back.response, log, metrics)
+	if err != nil {
+		return usage("%w", err)
+	}
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []agent.Health { return nil }, 0))
+	cfg := gateway.DefaultConfig()
+	cfg.Listen, cfg.SLOTTFT, cfg.Grace, cfg.Keys = ls[0].Addr().String(), opts.sloTTFT, opts.grace, opts.keys
+	door, err := gateway.New(cfg, gateway.Deps{
+		Records: records, Directory: records, Publish: lanes.Publish, OpenMailbox: mail.Open, Address: mail.Address,
+		Metrics: metrics, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	ready := func() (bool, string) {
+		return allReady(map[string]func() (bool, string){
+			"gateway": door.Ready, "redis": records.Ready, "rocketmq": lanes.Ready,
+			"mailbox": func() (bool, string) { return mail.Ready(), "redis streams are away" },
+		})
+	}
+	private, public, err := newAdmins("gateway", admin.Deps{
+		Gatherer: metrics, Live: alive, Ready: ready, Started: func() bool { return true },
+		State: func() any { return map[string]any{"apiVersion": "penstock/v1"} }, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	return inOrder(ctx,
+		[]part{func(ctx context.Context) error { return door.Serve(ctx, ls[0]) }},
+		[]part{
+			mail.Run, lanes.Run, records.Run, watchReady(log, ready),
+			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
+			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
+		})
+}
+
+func alive() (bool, string) { return true, "" }
+
+// newAdmins makes the loopback server and the one for all interfaces.
+func newAdmins(role string, deps admin.Deps) (private, public *admin.Server, err error) {
+	cfg := admin.DefaultConfig()
+	cfg.Name = role
+	if private, err = admin.New(cfg, deps); err != nil {
+		return nil, nil, err
+	}
+	cfg.Debug = false
+	public, err = admin.New(cfg, deps)
+	return private, public, err
+}
+
+// watchReady logs when readiness changes.
+func watchReady(log *slog.Logger, ready func() (bool, string)) part {
+	return func(ctx context.Context) error {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		was := ""
+		for {
+			select {
+			case <-tick.C:
+				logReady(log, &was, ready)
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"penstock/config"
+	"penstock/gateway"
+)
+
+// options are the checked flags that several commands have; a command that lacks a
+// flag leaves its field empty.
+type options struct {
+	engines        []string // URLs, or "sim"
+	engineKey      string
+	listen, grpc   string
+	admin, metrics string
+	sloTTFT, grace time.Duration
+	keys           *gateway.Keys
+	logLevel       slog.Level
+	logJSON        bool
+}
+
+// doorFlags are those of whoever serves the OpenAI API.
+func doorFlags(f *pflag.FlagSet) {
+	f.Duration("slo-ttft", gateway.DefaultConfig().SLOTTFT, "time to first token that requests are admitted for, such as 2s")
+	f.String("api-keys", "", `YAML file of "tenant: key" or "tenant: sha256:…" lines (see: penstock keys hash); without it everybody is one tenant`)
+	f.Bool("insecure-no-auth", false, "serve addresses other than loopback without --api-keys")
+}
+
+func commonFlags(f *pflag.FlagSet) {
+	f.Duration("grace", gateway.DefaultConfig().Grace, "how long a shutdown waits for requests in flight")
+	f.String("log-level", "info", "debug, info, warn or error")
+	f.String("log-format", "text", "text or json")
+	f.String("config", "", "configuration file; default: the first of $PENSTOCK_CONFIG, ./penstock.yaml, the user's configuration directory, /etc/penstock/config.yaml")
+}
+
+// loadFlags fills f from environment and file.
+func loadFlags(f *pflag.FlagSet) error {
+	file, _ := f.GetString("config")
+	_, err := config.Load(f, config.Find(file, os.LookupEnv), os.LookupEnv)
+	return err
+}
+
+// readOptions reads the flags after loadFlags. Every error names the flag, its value
+// and the fix.
+func readOptions(f *pflag.FlagSet) (*options, error) {
+	text := func(name string) string { v, _ := f.GetString(name); return v }
+	opts := &options{listen: text("listen"), grpc: text("grpc"), admin: text("admin"), metrics: text("metrics")}
+	opts.grace, _ = f.GetDuration("grace")
+	if list, err := f.GetStringArray("engine"); err == nil {
+		opts.engines = list
+	} else if one := text("engine"); one != "" {
+		opts.engines = []string{one}
+	}
+	for _, engine := range opts.engines {
+		if err := checkEngine(engine); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range []string{"listen", "grpc", "admin", "metrics"} {
+		if f.Lookup(name) == nil {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(text(name)); err != nil {
+			return nil, fmt.Errorf("--%s %q: want HOST:PORT or :PORT", name, text(name))
+		}
+	}
+	if opts.grace < 0 {
+		return nil, fmt.Errorf("--grace %v: want 0 or more", opts.grace)
+	}
+	if err := opts.logLevel.UnmarshalText([]byte(text("log-level"))); err != nil {
+		return nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", text("log-level"))
+	}
+	switch text("log-format") {
+	case "text", "json":
+		opts.logJSON = text("log-format") == "json"
+	default:
+		return nil, fmt.Errorf("--log-format %q: want text or json", text("log-format"))
+	}
+	if path := text("engine-api-key-file"); path != "" {
+		key, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("--engine-api-key-file: %w", err)
+		}
+		opts.engineKey = strings.TrimSpace(string(key))
+	}
+	if f.Lookup("slo-ttft") != nil {
+		return opts, opts.readDoor(f)
+	}
+	return opts, nil
+}
+
+// readDoor reads doorFlags.
+func (o *options) readDoor(f *pflag.FlagSet) error {
+	if o.sloTTFT, _ = f.GetDuration("slo-ttft"); o.sloTTFT <= 0 || o.sloTTFT > 600*time.Second {
+		return fmt.Errorf("--slo-ttft %v: want more than 0 and at most 10m", o.sloTTFT)
+	}
+	if path, _ := f.GetString("api-keys"); path != "" {
+		lines, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("--api-keys: %w", err)
+		}
+		if o.keys, err = gateway.ParseKeys(lines); err != nil {
+			return fmt.Errorf("--api-keys %s: %w", path, err)
+		}
+	}
+	if insecure, _ := f.GetBool("insecure-no-auth"); o.keys == nil && !insecure && !loopback(o.listen) {
+		return fmt.Errorf("--listen %s is reachable from other machines and there are no API keys: set --api-keys FILE, listen on 127.0.0.1, or say --insecure-no-auth", o.listen)
+	}
+	return nil
+}
+
+func checkEngine(engine string) error {
+	if engine == "sim" {
+		return nil
+	}
+	u, err := url.Parse(engine)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "unix" || u.Scheme != "unix" && u.Host == "" {
+		return fmt.Errorf("--engine %q: want a URL such as http://127.0.0.1:8000, unix:///run/vllm.sock, or sim", engine)
+	}
+	return nil
+}
+
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// listen opens an address; one that is in use names its flag.
+func listen(flag, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, usage("%s %s is in use by another process: choose another address with %s", flag, address, flag)
+	case err != nil:
+		return nil, usage("%s %s: %w", flag, address, err)
+	}
+	return l, nil
+}
+
+type listenerFlag struct{ flag, address string }
+
+// listenAll opens the addresses, all or none.
+func listenAll(flags ...listenerFlag) (ls []net.Listener, err error) {
+	for _, f := range flags {
+		l, err := listen(f.flag, f.address)
+		if err != nil {
+			closeAll(ls)
+			return nil, err
+		}
+		ls = append(ls, l)
+	}
+	return ls, nil
+}
+
+func closeAll(ls []net.Listener) {
+	for _, l := range ls {
+		_ = l.Close()
+	}
+}
+
+func newLogger(w io.Writer, opts *options) *slog.Logger {
+	o := &slog.HandlerOptions{Level: opts.logLevel}
+	if opts.logJSON {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}
