@@ -133,7 +133,7 @@ func (c *cutter) one(t *testing.T, random *rand.Rand) {
 		return
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusTooManyRequests {
+	if told := (reply{status: resp.StatusCode, header: resp.Header, body: "{}"}); told.refused() {
 		c.refused.Add(1)
 		_, _ = io.Copy(io.Discard, resp.Body)
 		return

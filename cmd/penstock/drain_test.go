@@ -40,7 +40,7 @@ func TestDrain(t *testing.T) {
 			if tc.whole {
 				p.until("not ready", func() bool { return strings.Contains(p.readyz(), "draining") && !p.serving() })
 				if r := p.post(completion(20, 4, "")); !r.refused() || r.status != 503 || r.reason() != "draining" {
-					t.Errorf("a new request: %v; want 503 draining", r)
+					p.bound("a new request: %v; want 503 draining", r)
 				}
 			}
 			events, err := open.rest()
@@ -52,12 +52,12 @@ func TestDrain(t *testing.T) {
 				t.Errorf("stream: last event %q; an error that says draining: want %v", last, !tc.whole)
 			}
 			if r := <-plain; tc.whole && r.status != 200 || !tc.whole && (!r.refused() || r.reason() != "draining") {
-				t.Errorf("plain request: %v; whole: want %v", r, tc.whole)
+				p.bound("plain request: %v; whole: want %v", r, tc.whole)
 			}
 			<-p.ended
 			took := time.Since(at)
 			if p.err != nil || took > tc.within {
-				t.Errorf("Run returned %v after %v; want nil within %v", p.err, took, tc.within)
+				p.bound("Run returned %v after %v; want nil within %v", p.err, took, tc.within)
 			}
 			e.WaitFor("nothing left in the engine", func() bool { return e.InFlight() == 0 })
 			p.checkOrder(`msg="gateway drains"`, "msg=draining ", "msg=drained ")

@@ -54,15 +54,15 @@ func TestFaults(t *testing.T) {
 			noticed := time.Since(broke)
 			p.until("gRPC health NOT_SERVING", func() bool { return !p.serving() })
 			if noticed > tc.within {
-				t.Errorf("readyz said so after %v, want %v", noticed, tc.within)
+				p.bound("readyz said so after %v, want %v", noticed, tc.within)
 			}
 			if r := p.post(completion(20, 4, "")); !r.refused() || r.status != http.StatusServiceUnavailable || r.reason() != "no_engine" {
-				t.Errorf("a request while it is broken: %v; want 503 no_engine with Retry-After", r)
+				p.bound("a request while it is broken: %v; want 503 no_engine with Retry-After", r)
 			}
 			var r reply
 			if !tc.runs { // nothing answers it: it is told by its deadline
 				if r = <-caught; !r.refused() || r.took > 2*time.Second {
-					t.Errorf("a request sent as it broke: %v; want a refusal by its start deadline of 1.5 s", r)
+					p.bound("a request sent as it broke: %v; want a refusal by its start deadline of 1.5 s", r)
 				}
 			}
 			tc.mend(e)
@@ -73,7 +73,7 @@ func TestFaults(t *testing.T) {
 
 			if tc.runs {
 				if r = <-caught; r.status != http.StatusOK && !r.refused() {
-					t.Errorf("a request sent as it broke: %v; want an answer or a refusal", r)
+					p.bound("a request sent as it broke: %v; want an answer or a refusal", r)
 				}
 			}
 			events, err := running.rest()
@@ -120,7 +120,7 @@ func TestRestart(t *testing.T) {
 	}
 	streaming := p.open(completion(20, 600, streamed))
 	plain := p.background(completion(20, 200, ""))
-	e.SlowAnswers(time.Hour)
+	e.SlowAnswers(5 * time.Second)
 	silent := p.background(completion(20, 8, streamed))
 	p.until("three requests run", func() bool { return p.metric("penstock_inflight_requests") == 3 })
 	e.SlowAnswers(0)
@@ -130,7 +130,7 @@ func TestRestart(t *testing.T) {
 	for name, done := range map[string]<-chan reply{"plain": plain, "stream without a byte": silent} {
 		r := <-done
 		if r.err != nil || r.status != http.StatusOK || r.header.Get("X-Penstock-Attempts") != "2" {
-			t.Errorf("%s: %v, attempts %s; want its answer by the second attempt", name, r, r.header.Get("X-Penstock-Attempts"))
+			p.bound("%s: %v, attempts %s; want its answer by the second attempt", name, r, r.header.Get("X-Penstock-Attempts"))
 		}
 		t.Logf("%s: answered %v after it was sent, by attempt %s", name, r.took.Round(time.Millisecond), r.header.Get("X-Penstock-Attempts"))
 	}
@@ -158,7 +158,7 @@ func TestFrozenGauge(t *testing.T) {
 		t.Fatalf("behind the closed gate: %v", r)
 	}
 	if opened > 2300*time.Millisecond {
-		t.Errorf("the first request went through %v after the gauge froze, want 2 s", opened)
+		p.bound("the first request went through %v after the gauge froze, want 2 s", opened)
 	}
 	if n := p.metric("penstock_decisions_total", "action=start", "reason=probe"); n != 1 {
 		t.Errorf("%v probes, want 1", n)

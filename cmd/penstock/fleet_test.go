@@ -30,34 +30,34 @@ func TestTwoEngines(t *testing.T) {
 			if r.complete() {
 				answered++
 			} else if !r.refused() && !strings.Contains(r.body, "upstream_lost") {
-				t.Errorf("request: %v", r)
+				p.bound("request: %v", r)
 			}
 		}
 		return answered
 	}
 	if n := many(100); n != 100 {
-		t.Errorf("%d of 100 answered by two engines", n)
+		p.bound("%d of 100 answered by two engines", n)
 	}
 	before := [2]int{one.Requests(), two.Requests()}
 	if min(before[0], before[1]) < 20 {
-		t.Errorf("engines got %v of 100 requests, want at least 20 each", before)
+		p.bound("engines got %v of 100 requests, want at least 20 each", before)
 	}
 	// Dead before anybody can know: what it was given runs again on the other.
 	one.Stop()
 	died := time.Now()
 	again := many(100)
 	if again != 100 {
-		t.Errorf("%d of 100 answered as one engine died, want all", again)
+		p.bound("%d of 100 answered as one engine died, want all", again)
 	}
 	took := time.Since(died)
 	if took > 2*time.Second {
-		t.Errorf("they took %v, want at most 2 s", took)
+		p.bound("they took %v, want at most 2 s", took)
 	}
 	if why := p.readyz(); why != "" || !p.serving() {
-		t.Errorf("with one engine left readyz says %q", why)
+		p.bound("with one engine left readyz says %q", why)
 	}
 	if n := many(50); n != 50 {
-		t.Errorf("%d of 50 answered by the engine that is left", n)
+		p.bound("%d of 50 answered by the engine that is left", n)
 	}
 	one.Restart()
 	p.until("the one that died is used again", func() bool { many(10); return one.Requests() > before[0]+20 })
@@ -87,19 +87,19 @@ func TestTwoModels(t *testing.T) {
 	quiet := p.post(body).took
 	full := p.flood()
 	if !full.refused() || full.status != http.StatusTooManyRequests {
-		t.Errorf("full model: %v, want 429", full)
+		p.bound("full model: %v, want 429", full)
 	}
 	waiting := p.metric("penstock_lane_backlog_requests", "model=tiny")
 	worst := time.Duration(0)
 	for range 50 {
 		r := p.post(body)
 		if r.status != http.StatusOK {
-			t.Fatalf("other, beside a full model: %v", r)
+			p.bound("other, beside a full model: %v", r)
 		}
 		worst = max(worst, r.took)
 	}
 	if worst > 500*time.Millisecond {
-		t.Errorf("other took %v beside a full model, want at most 500 ms", worst)
+		p.bound("other took %v beside a full model, want at most 500 ms", worst)
 	}
 	t.Logf("other: 50 of 50 answered, the slowest in %v (%v alone), beside %v waiting for the full one",
 		worst.Round(time.Millisecond), quiet.Round(time.Millisecond), waiting)
@@ -153,7 +153,7 @@ func TestRefusals(t *testing.T) {
 		t.Helper()
 		told := r.header.Get("Retry-After") != "" && r.header.Get("Retry-After-Ms") != ""
 		if r.err != nil || r.status != status || r.reason() != why || told != again || again && !r.refused() {
-			t.Errorf("%s: %v; want %d %s, Retry-After: %v", name, r, status, why, again)
+			p.bound("%s: %v; want %d %s, Retry-After: %v", name, r, status, why, again)
 		}
 	}
 	check("not JSON", p.post("{"), 400, "invalid_request", false)
@@ -195,7 +195,7 @@ func TestReset(t *testing.T) {
 	e.WaitFor("one abort", func() bool { return e.Aborts() == 1 })
 	freed := time.Since(at)
 	if freed > time.Second {
-		t.Errorf("the engine saw the abort after %v, want less than 1 s", freed)
+		p.bound("the engine saw the abort after %v, want less than 1 s", freed)
 	}
 	events, err := kept.rest()
 	checkEnd(t, events, err, true)
