@@ -97,7 +97,7 @@ func startProcess(t *testing.T, edit func(*options), engines ...string) *process
 	return p
 }
 
-const starved = 100 * time.Millisecond // from here bounds on time say nothing
+const starved = 50 * time.Millisecond // from here bounds on time say nothing
 
 // watchCPU notes how late this process wakes up, until penstock has ended.
 func (p *process) watchCPU() {
