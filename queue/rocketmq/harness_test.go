@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"penstock/lane"
 	"penstock/queue"
@@ -110,4 +113,19 @@ func conformance(t *testing.T, open func(t *testing.T) *fleet, lag, quiet time.D
 		},
 		Concurrency: 4, Lag: lag, Quiet: quiet,
 	})
+}
+
+func timestamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t) }
+
+func withCore(core zapcore.Core) zap.Option {
+	return zap.WrapCore(func(zapcore.Core) zapcore.Core { return core })
+}
+
+// startSubscriber runs s until stop.
+func startSubscriber(t *testing.T, s *subscriber) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); s.run(ctx) }()
+	return func() { cancel(); <-done }
 }

@@ -17,6 +17,10 @@ import (
 	"penstock/queue"
 )
 
+// unready is how long after a failed publish the producer says so; then the next one
+// has to find out.
+const unready = 3 * time.Second
+
 // Producer publishes to the lanes. It is safe for concurrent use.
 type Producer struct {
 	cfg     Config
@@ -29,8 +33,8 @@ type Producer struct {
 
 	up   chan struct{} // closed once send is set
 	send atomic.Pointer[sender]
-	// failing is set by a send that found the broker away, cleared by one that did not.
-	failing atomic.Bool
+	// failed is when a publish last found the broker away, unix ns; 0 = one got through since.
+	failed atomic.Int64
 }
 
 // sender is the library's Send.
@@ -62,7 +66,7 @@ func (p *Producer) tell(why string) {
 // Ready reports whether requests can be published, and why not.
 func (p *Producer) Ready() (bool, string) {
 	why := *p.why.Load()
-	if why == "" && p.failing.Load() {
+	if why == "" && time.Since(time.Unix(0, p.failed.Load())) < unready {
 		why = "broker away: the last publish failed"
 	}
 	return why == "", why
@@ -158,9 +162,9 @@ func (p *Producer) Publish(ctx context.Context, m *queue.Message) error {
 	outcome := "sent"
 	switch {
 	case err == nil:
-		p.failing.Store(false)
+		p.failed.Store(0)
 	case errors.Is(err, queue.ErrAway):
-		p.failing.Store(true)
+		p.failed.Store(time.Now().UnixNano())
 		outcome = "away"
 	default:
 		outcome = "refused"

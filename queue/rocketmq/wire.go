@@ -495,8 +495,10 @@ func (t *telemetry) RecvMsg(m any) error {
 		t.mu.Unlock()
 		err := cs.RecvMsg(m)
 		if err == nil {
-			t.session.told(m.(*pb.TelemetryCommand))
-			return nil
+			if t.session.told(m.(*pb.TelemetryCommand)) {
+				return nil
+			}
+			continue
 		}
 		if !t.session.ready.Load() || t.ctx.Err() != nil {
 			return mended(err)
@@ -516,11 +518,12 @@ func (t *telemetry) RecvMsg(m any) error {
 }
 
 // told corrects what the proxy says, where the library would draw the wrong
-// conclusion.
-func (s *session) told(c *pb.TelemetryCommand) {
+// conclusion, and reports whether the library is to hear it: settings only once,
+// since it takes them over while it reads them elsewhere.
+func (s *session) told(c *pb.TelemetryCommand) bool {
 	settings := c.GetSettings()
 	if settings == nil {
-		return
+		return true
 	}
 	s.heard.Store(time.Now().UnixNano())
 	if p := settings.GetPublishing(); p != nil && settings.GetBackoffPolicy() != nil {
@@ -537,5 +540,7 @@ func (s *session) told(c *pb.TelemetryCommand) {
 	settings.Metric = nil // ours are Prometheus's
 	if s.ready.Swap(true) {
 		s.wake() // a new stream, or news: subscribe again
+		return false
 	}
+	return true
 }
