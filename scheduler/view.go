@@ -24,7 +24,7 @@ type View struct {
 	Tokens     int           // prompt and output tokens in flight
 	Prefill    float64       // prompt tokens per second; 0 = not known
 	FirstToken time.Duration // from start to first token, mean plus two deviations; 0 = not known
-	DrainRate  float64       // expected tokens started per second while work waits; 0 = not known
+	DrainRate  float64       // expected tokens started per second while work waits; until that is known the prefill rate, which is more; 0 = not known
 }
 
 // View reads the state; it changes nothing that a decision sees.
@@ -39,7 +39,9 @@ func (s *State) View(now time.Time) View {
 		v.SampleAge = max(t-s.sampled, 0)
 	}
 	v.Freeness = max(int((s.cfg.KVStart-s.kv())*float64(s.sample.KVTokens)), 0)
-	v.DrainRate = s.flow.drain()
+	if v.DrainRate = s.flow.drain(); v.DrainRate == 0 {
+		v.DrainRate = s.speed.rate() // nothing can be taken faster than its prompt is computed
+	}
 	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
 	return v
 }
