@@ -161,15 +161,15 @@ func (x *exchange) body() ([]byte, *refusal) {
 // refuses. The waiter is registered: events may come before queue returns.
 func (x *exchange) queue() *refusal {
 	g, p := x.g, &x.request
-	known, err := g.directory.known(x.r.Context(), p.model)
+	known, unknown, err := g.directory.known(x.r.Context(), p.model)
 	if err != nil {
 		g.warn("read directory", err)
 		return &refusal{reason: reason.RecordStoreAway, model: p.model}
 	}
-	if len(known) == 0 {
+	if unknown {
 		return &refusal{reason: reason.UnknownModel, model: p.model, param: "model"}
 	}
-	x.known = true
+	x.known = len(known) > 0 && len(known[0].Models) > 0
 	key := lane.Key{Tier: defaultTier, Type: p.kind, Model: p.model, Tenant: x.tenant}
 	prompt, output := g.prices.quote(x.tenant, p)
 	now := time.Now()

@@ -41,6 +41,7 @@ type directory struct {
 type reading struct {
 	at      time.Time
 	byModel map[string][]registry.Engine
+	silent  []registry.Engine // engines that have not said yet what they serve
 }
 
 type rate struct {
@@ -77,6 +78,9 @@ func (d *directory) read(ctx context.Context, maxAge time.Duration) (*reading, e
 	}
 	now := &reading{at: time.Now(), byModel: map[string][]registry.Engine{}}
 	for _, e := range engines {
+		if len(e.Models) == 0 {
+			now.silent = append(now.silent, e)
+		}
 		for _, model := range e.Models {
 			now.byModel[model] = append(now.byModel[model], e)
 		}
@@ -85,18 +89,20 @@ func (d *directory) read(ctx context.Context, maxAge time.Duration) (*reading, e
 	return now, nil
 }
 
-// known returns the engines that serve model, live or lately seen.
-func (d *directory) known(ctx context.Context, model string) ([]registry.Engine, error) {
+// known returns the engines that serve model, live or lately seen. Where none does,
+// it returns those that may, since they have not said what they serve, and whether
+// the model is certainly not served here.
+func (d *directory) known(ctx context.Context, model string) (engines []registry.Engine, unknown bool, err error) {
+	var now *reading
 	for _, age := range []time.Duration{directoryAge, directoryMiss} {
-		now, err := d.read(ctx, age)
-		if err != nil {
-			return nil, err
+		if now, err = d.read(ctx, age); err != nil {
+			return nil, false, err
 		}
 		if found := now.byModel[model]; len(found) > 0 {
-			return found, nil
+			return found, false, nil
 		}
 	}
-	return nil, nil
+	return now.silent, len(now.byModel) > 0 && len(now.silent) == 0, nil
 }
 
 // drain is how fast the live engines of model take work, and the shortest time

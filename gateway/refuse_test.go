@@ -157,7 +157,13 @@ func TestRefusedRequests(t *testing.T) {
 		{name: "body too big, length unknown", set: func(s *setup) { s.cfg.MaxBody, s.request.ContentLength = 10, -1 }, status: 413, reason: "body_too_large", message: "The body is larger than 10 bytes, the limit of this gateway (max_body in its configuration)."},
 		{name: "no key", set: func(s *setup) { s.cfg.Keys = keys }, status: 401, reason: "invalid_api_key", message: `No valid API key. Send "Authorization: Bearer KEY".`},
 		{name: "wrong key", set: func(s *setup) { s.cfg.Keys = keys; s.request.Header.Set("Authorization", "Bearer nope") }, status: 401, reason: "invalid_api_key", message: `No valid API key. Send "Authorization: Bearer KEY".`},
-		{name: "unknown model", set: func(s *setup) { s.stub.engines = nil }, status: 404, reason: "model_not_found", message: "The model 'q' does not exist here. GET /v1/models lists what does."},
+		{name: "no engine yet", set: func(s *setup) { s.stub.engines = nil }, status: 503, reason: "no_engine", message: "No engine for model 'q' is reachable. Please try again in 5 seconds."},
+		{name: "engine starts", set: func(s *setup) {
+			s.stub.engines = []registry.Engine{{Node: "n", State: reason.Starting, Seen: time.Now()}}
+		}, status: 503, reason: "no_engine", message: "No engine for model 'q' takes work now (1 known, starting). Please try again in 5 seconds."},
+		{name: "unknown model", set: func(s *setup) {
+			s.stub.engines = []registry.Engine{{Node: "n", Models: []string{"other"}, State: reason.OK, Seen: time.Now()}}
+		}, status: 404, reason: "model_not_found", message: "The model 'q' does not exist here. GET /v1/models lists what does."},
 		{name: "engines gone", set: func(s *setup) { s.stub.engines = live(40500*time.Millisecond, reason.OK) }, status: 503, reason: "no_engine", message: "No engine for model 'q' is reachable (3 known, last seen 41 s ago). Please try again in 5 seconds."},
 		{name: "engines drain", set: func(s *setup) { s.stub.engines = live(0, reason.Draining) }, status: 503, reason: "no_engine", message: "No engine for model 'q' takes work now (3 known, draining). Please try again in 5 seconds."},
 		{name: "directory away", set: func(s *setup) { s.stub.dirErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds."},
