@@ -29,12 +29,9 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 		Example: `  penstock agent --engine http://127.0.0.1:8000 --rocketmq broker:8081 --redis redis:6379
   penstock agent --engine unix:///run/vllm.sock --node gpu7 --pool a100 --rocketmq broker:8081 --redis redis:6379`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := loadFlags(cmd.Flags()); err != nil {
-				return usage("%w", err)
-			}
-			opts, err := readOptions(cmd.Flags())
+			opts, err := prepare(cmd.Flags())
 			if err != nil {
-				return usage("%w", err)
+				return err
 			}
 			back, err := backendOptions(cmd.Flags())
 			if err != nil {

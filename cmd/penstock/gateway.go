@@ -24,12 +24,9 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 		Example: `  penstock gateway --rocketmq broker:8081 --redis redis:6379
   penstock gateway --rocketmq broker:8081 --redis redis:6379 --listen 0.0.0.0:4780 --api-keys keys.yaml`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := loadFlags(cmd.Flags()); err != nil {
-				return usage("%w", err)
-			}
-			opts, err := readOptions(cmd.Flags())
+			opts, err := prepare(cmd.Flags())
 			if err != nil {
-				return usage("%w", err)
+				return err
 			}
 			back, err := backendOptions(cmd.Flags())
 			if err != nil {

@@ -52,6 +52,18 @@ func loadFlags(f *pflag.FlagSet) error {
 	return err
 }
 
+// prepare loads and reads the flags of a command that is about to run.
+func prepare(f *pflag.FlagSet) (*options, error) {
+	if err := loadFlags(f); err != nil {
+		return nil, usage("%w", err)
+	}
+	opts, err := readOptions(f)
+	if err != nil {
+		return nil, usage("%w", err)
+	}
+	return opts, nil
+}
+
 // readOptions reads the flags after loadFlags. Every error names the flag, its value
 // and the fix.
 func readOptions(f *pflag.FlagSet) (*options, error) {

@@ -27,12 +27,9 @@ flags win over variables, variables over the file. See: penstock config example.
   penstock standalone --engine sim
   penstock standalone --engine http://127.0.0.1:8000 --listen 0.0.0.0:4780 --api-keys keys.yaml`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := loadFlags(cmd.Flags()); err != nil {
-				return usage("%w", err)
-			}
-			opts, err := readOptions(cmd.Flags())
+			opts, err := prepare(cmd.Flags())
 			if err != nil {
-				return usage("%w", err)
+				return err
 			}
 			return standalone(cmd.Context(), opts, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
