@@ -80,7 +80,7 @@ func (c *Config) Validate() error {
 	case c.Addr == "":
 		return errors.New("registry/redis: Addr is empty; set it to host:port or a redis:// address")
 	case c.Prefix == "":
-		return errors.New("registry/redis: Prefix is empty; set it to the fleet's, such as penstock:")
+		return errors.New("registry/redis: Prefix is empty; set it to the fleet's, penstock: by default")
 	case c.Width > lane.MaxWidth:
 		return fmt.Errorf("registry/redis: Width is %d; set it to %d or less", c.Width, lane.MaxWidth)
 	case c.Password != "" && c.PasswordFile != "":

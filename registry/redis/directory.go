@@ -36,7 +36,7 @@ func (r *Registry) PutEngine(ctx context.Context, e registry.Engine) error {
 // Engines lists the entries by node name. One of an unknown format is left out.
 func (r *Registry) Engines(ctx context.Context) ([]registry.Engine, error) {
 	answer, err := r.run(ctx, "engines", 0)
-	row, err := fields(answer, err, 0)
+	row, err := answered(answer, err, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (r *Registry) Backlog(time.Time) []registry.Backlog {
 
 func (r *Registry) readBacklog(ctx context.Context) ([]registry.Backlog, error) {
 	answer, err := r.run(ctx, "backlog", 0)
-	row, err := fields(answer, err, 0)
+	row, err := answered(answer, err, 0)
 	if err != nil {
 		return nil, err
 	}

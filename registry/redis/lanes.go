@@ -173,7 +173,7 @@ func (w *watch) read(ctx context.Context) bool {
 // list answers the version, and the entries where it is not the known one.
 func (w *watch) list(ctx context.Context, known string, more ...any) ([]string, error) {
 	answer, err := w.r.run(ctx, "lanelist", 0, append([]any{known}, more...)...)
-	row, err := fields(answer, err, 1)
+	row, err := answered(answer, err, 1)
 	if err != nil {
 		return nil, err
 	}

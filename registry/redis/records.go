@@ -36,7 +36,7 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	answer, err := r.run(ctx, "open", 0, q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
 		r.stamp(q.Deadline), max(q.Tokens, 1), max(q.Bytes, 0)+recordBytes, q.Limit.Milliseconds(),
 		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate, spread(q.ID), entry, r.cfg.Live(q.Reply))
-	row, err := fields(answer, err, 7)
+	row, err := answered(answer, err, 7)
 	if err != nil {
 		return registry.Admission{}, err
 	}
@@ -79,7 +79,7 @@ func (r *Registry) Claim(ctx context.Context, s registry.Start) (registry.Claim,
 	for range 3 { // another call may come between
 		answer, err := r.run(ctx, "claim", len(event), s.ID, s.Attempt, s.Owner, id, s.Lane.Tier, s.Lane.Model,
 			r.stamp(s.Deadline), s.Reply, max(s.Tokens, 1), r.cfg.Live(s.Reply), r.cfg.Pace(s.Lane), encoded, event, entry)
-		row, err := fields(answer, err, 3)
+		row, err := answered(answer, err, 3)
 		if err != nil {
 			return registry.Claim{}, err
 		}
@@ -113,7 +113,7 @@ func (r *Registry) Renew(ctx context.Context, owner string, running []registry.R
 			args = append(args, ref.ID, ref.Attempt, ref.Reply, r.cfg.Live(ref.Reply), bit(ref.Streaming))
 		}
 		answer, err := r.run(ctx, "renew", 0, args...)
-		row, err := fields(answer, err, len(part))
+		row, err := answered(answer, err, len(part))
 		if err != nil {
 			return lost, err
 		}
@@ -213,7 +213,7 @@ func (r *Registry) Release(ctx context.Context, id, attempt string, blameless bo
 // the fleet, each time.
 func (r *Registry) Cancel(ctx context.Context, id string, onlyIfQueued bool) (registry.Canceled, error) {
 	answer, err := r.run(ctx, "cancel", 0, id, bit(onlyIfQueued))
-	row, err := fields(answer, err, 3)
+	row, err := answered(answer, err, 3)
 	if err != nil {
 		return registry.Canceled{}, err
 	}
@@ -244,7 +244,7 @@ type row struct {
 	err    error
 }
 
-func fields(answer any, err error, least int) (*row, error) {
+func answered(answer any, err error, least int) (*row, error) {
 	if err != nil {
 		return nil, err
 	}

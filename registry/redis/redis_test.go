@@ -39,7 +39,7 @@ type server struct {
 // fake is an in-process Redis. Its time stands still between advances.
 func fake(t testing.TB) *server {
 	m := miniredis.RunT(t)
-	at := time.Now().Truncate(time.Millisecond)
+	at := time.Now().Truncate(time.Second)
 	m.SetTime(at)
 	s := &server{addr: m.Addr(), raw: goredis.NewClient(&goredis.Options{Addr: m.Addr(), DisableIdentity: true, Protocol: 2})}
 	t.Cleanup(func() { _ = s.raw.Close() })

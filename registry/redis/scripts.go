@@ -31,9 +31,8 @@ const (
 	// engineKept is how long an engine is listed after its last renewal: 10 s as live,
 	// then a minute as gone.
 	engineKept = 70 * time.Second
-	// placesSlot is how exactly a kept place's moment is remembered; registry/memory has
-	// 100 ms, here a refusal reads all slots of a minute.
-	placesSlot = 500 * time.Millisecond
+	// placesSlot is how exactly a kept place's moment is remembered, as in registry/memory.
+	placesSlot = 100 * time.Millisecond
 	minRetry   = time.Second
 	maxRetry   = time.Minute
 )
@@ -106,7 +105,7 @@ func constants(cfg *Config) string {
 		{"SHOWN_GAIN", 0.05},  // EWMA of how many places are taken, about the last twenty
 		{"PLACES_SHARE", 0.7}, // of the drain rate is promised
 		{"PLACE_GRACE", 2000}, // how long after its moment a place can be taken
-		{"SLOT_PLACES", 640},  // places by fingerprint that one slot remembers
+		{"SLOT_PLACES", 128},  // places by fingerprint that one slot remembers
 		{"SLOT", ms(placesSlot)},
 		{"RETRY_LEAST", ms(minRetry)},
 		{"RETRY_MOST", ms(maxRetry)},

@@ -76,7 +76,7 @@ func (r *Registry) call(parent context.Context, op string, bytes int, do func(co
 		return nil, fmt.Errorf("%w: %s: %w", registry.ErrAway, op, err)
 	}
 	m.seconds.Observe(time.Since(begin).Seconds())
-	if err == nil {
+	if kind == failedNot {
 		return answer, nil
 	}
 	m.errors[kind].Inc()

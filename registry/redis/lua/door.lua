@@ -111,7 +111,7 @@ local function take(m, tier, fingerprint)
   if fingerprint == '0' then return false end
   local key = due_key(tier, m.name)
   local past = math.floor((now - PLACE_GRACE) / SLOT)
-  local found = call('ZRANGEBYSCORE', key .. ':' .. fingerprint, past, math.floor((now + 100) / SLOT), 'WITHSCORES', 'LIMIT', 0, 1)
+  local found = call('ZRANGEBYSCORE', key .. ':' .. fingerprint, past, math.floor(now / SLOT) + 1, 'WITHSCORES', 'LIMIT', 0, 1)
   if #found == 0 then return false end
   call('ZREM', key .. ':' .. fingerprint, found[1])
   add(key, string.format('%d', tonumber(found[2])) .. 'n', -1)
