@@ -308,6 +308,8 @@ func (cl *client) enter() bool {
 // the library would then let the lane's next message overtake this one.
 func (c *Consumer) consume(cl *client, mv *rmq.MessageView) rmq.ConsumerResult {
 	defer cl.session.release()
+	cl.session.touch(mv.GetLiteTopic(), 1)
+	defer cl.session.touch(mv.GetLiteTopic(), -1)
 	result := queue.Suspend(queue.MinSuspend)
 	if !c.draining.Load() && cl.enter() {
 		func() {
@@ -367,7 +369,7 @@ func (c *Consumer) complain(what string, args ...any) {
 	}
 	c.mu.Unlock()
 	if again {
-		c.log.Warn("broker: "+what, args...)
+		c.log.Warn("broker trouble", append([]any{"what", what}, args...)...)
 	}
 }
 

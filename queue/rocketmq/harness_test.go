@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"penstock/lane"
@@ -116,10 +114,6 @@ func conformance(t *testing.T, open func(t *testing.T) *fleet, lag, quiet time.D
 }
 
 func timestamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t) }
-
-func withCore(core zapcore.Core) zap.Option {
-	return zap.WrapCore(func(zapcore.Core) zapcore.Core { return core })
-}
 
 // startSubscriber runs s until stop.
 func startSubscriber(t *testing.T, s *subscriber) (stop func()) {

@@ -158,7 +158,7 @@ func score(name, node string) uint64 {
 }
 
 // difference is what to add to have and what to take from it, sorted.
-func difference(have, want topics) (add, remove []string) {
+func difference(have map[string]*subscription, want topics) (add, remove []string) {
 	for name := range want {
 		if _, ok := have[name]; !ok {
 			add = append(add, name)
@@ -175,7 +175,7 @@ func difference(have, want topics) (add, remove []string) {
 }
 
 // whole is the lanes of which all wanted shards are subscribed.
-func whole(have, want topics) []lane.Key {
+func whole(have map[string]*subscription, want topics) []lane.Key {
 	complete := map[lane.Key]bool{}
 	for name, key := range want {
 		_, ok := have[name]

@@ -145,6 +145,7 @@ func TestReconcile(t *testing.T) {
 			got = append(got, fmt.Sprint(short, " ", len(c.topics)))
 			return fail
 		})
+		s.every = 24 * time.Hour
 		c := s.consumer
 		var confirmed []int
 		c.cfg.Confirmed = func(keys []lane.Key) { confirmed = append(confirmed, len(keys)) }
@@ -191,6 +192,52 @@ func TestReconcile(t *testing.T) {
 		}
 		if want := []int{2, 50, 50}; !slices.Equal(confirmed, want) {
 			t.Errorf("confirmed %v lanes, want %v", confirmed, want)
+		}
+	})
+}
+
+// TestNudge: lanes are subscribed anew where a message may wait unseen, not where a
+// handler is at work.
+func TestNudge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var mu sync.Mutex // guards got
+		var got []string
+		s := newTestSubscriber(t, func(c change) error {
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, fmt.Sprint(time.Since(began).Round(time.Millisecond), " ", strings.TrimPrefix(c.action.String(), "PARTIAL_"), " ", len(c.topics)))
+			return nil
+		})
+		s.consumer.SetLanes(entries(120, 1))
+		s.session.touch(lane.Name(nil, key(0), 0), 1) // a handler runs
+		stop := startSubscriber(t, s)
+		defer stop()
+		time.Sleep(7 * time.Second)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		want := []string{
+			"0s COMPLETE_ADD 120",
+			"100ms REMOVE 119", "100ms ADD 119",
+			"1.1s REMOVE 119", "1.1s ADD 119",
+		}
+		if len(got) < 5 || !slices.Equal(got[:5], want) {
+			t.Fatalf("calls %v, want first %v", got, want)
+		}
+		quiet := 0
+		for _, call := range got[5:] {
+			var at, action string
+			var n int
+			if _, err := fmt.Sscan(call, &at, &action, &n); err != nil || n > nudgeMost {
+				t.Errorf("call %q", call)
+			}
+			if action == "ADD" {
+				quiet += n
+			}
+		}
+		if quiet != 119 {
+			t.Errorf("%d quiet lanes nudged after 6.1 s, want 119: %v", quiet, got[5:])
 		}
 	})
 }

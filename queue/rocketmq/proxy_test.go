@@ -26,8 +26,8 @@ import (
 // message at a time, and comes again when its invisible time is over.
 type proxy struct {
 	pb.UnimplementedMessagingServiceServer
-	listener net.Listener
-	server   *grpc.Server
+	addr   string // the same after a restart
+	server *grpc.Server
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced whenever something happens
@@ -71,26 +71,28 @@ func newProxy(t testing.TB, faults proxyFaults) *proxy {
 
 func (p *proxy) serve(t testing.TB, addr string) {
 	t.Helper()
-	var err error
-	if p.listener, err = net.Listen("tcp", addr); err != nil {
+	listener, err := net.Listen("tcp", addr)
+	if err != nil {
 		t.Fatal(err)
 	}
-	p.server = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20))
-	pb.RegisterMessagingServiceServer(p.server, p)
-	go func() { _ = p.server.Serve(p.listener) }()
+	if p.addr == "" {
+		p.addr = listener.Addr().String()
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20))
+	pb.RegisterMessagingServiceServer(server, p)
+	p.server = server
+	go func() { _ = server.Serve(listener) }()
 }
 
-func (p *proxy) addr() string { return p.listener.Addr().String() }
-func (p *proxy) stop()        { p.server.Stop() }
+func (p *proxy) stop() { p.server.Stop() }
 
 // restart is a proxy killed and started again: it knows its clients no more.
 func (p *proxy) restart(t testing.TB) {
-	addr := p.addr()
 	p.stop()
 	p.mu.Lock()
 	p.clients = map[string]*proxyClient{}
 	p.mu.Unlock()
-	p.serve(t, addr)
+	p.serve(t, p.addr)
 }
 
 func (p *proxy) did() { close(p.changed); p.changed = make(chan struct{}) }
@@ -122,10 +124,10 @@ func (p *proxy) client(ctx context.Context) *proxyClient {
 var okStatus = &pb.Status{Code: pb.Code_OK}
 
 func (p *proxy) queue(topic string) *pb.MessageQueue {
-	host, port := "127.0.0.1", p.listener.Addr().(*net.TCPAddr).Port
+	addr, _ := net.ResolveTCPAddr("tcp", p.addr)
 	return &pb.MessageQueue{
 		Topic: &pb.Resource{Name: topic}, Id: -1, Permission: pb.Permission_READ_WRITE,
-		Broker:             &pb.Broker{Name: "b", Endpoints: &pb.Endpoints{Scheme: pb.AddressScheme_IPv4, Addresses: []*pb.Address{{Host: host, Port: int32(port)}}}},
+		Broker:             &pb.Broker{Name: "b", Endpoints: &pb.Endpoints{Scheme: pb.AddressScheme_IPv4, Addresses: []*pb.Address{{Host: addr.IP.String(), Port: int32(addr.Port)}}}},
 		AcceptMessageTypes: []pb.MessageType{pb.MessageType_LITE},
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	rmq "github.com/apache/rocketmq-clients/golang/v5"
 	pb "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
+
+	"penstock/lane"
 )
 
 const (
@@ -20,6 +22,18 @@ const (
 	uneasy = 5 * time.Second
 	// perCall bounds the LiteTopics of one partial call.
 	perCall = 1000
+
+	// A broker loses the event of a message that arrives while it looks at the same
+	// lane for another reason (a subscription, an acknowledgement); the message then
+	// waits for the lane's next one. Subscribing anew makes it look again: a new
+	// subscription soon and once more, the others when they were quiet for long.
+	nudgeSoon  = 100 * time.Millisecond
+	nudgeAgain = time.Second
+	nudgeQuiet = 5 * time.Second
+	// nudgeEvery is how often new lanes are looked for, every fifth time quiet ones as
+	// well, at most nudgeMost: 200 per second, so that 10,000 take 50 s.
+	nudgeEvery = 50 * time.Millisecond
+	nudgeMost  = 50
 )
 
 // subscriber keeps one session's subscriptions equal to what the directory wants.
@@ -27,12 +41,20 @@ type subscriber struct {
 	consumer *Consumer
 	session  *session
 	send     func(c change) error // one call to the proxy
-	have     topics
-	left     int // lanes that do not fit the quota, as last logged
+	have     map[string]*subscription
+	left     int           // lanes that do not fit the quota, as last logged
+	fresh    int           // of have, with less than two nudges; at most
+	every    time.Duration // nudgeEvery; a test's is longer
+}
+
+type subscription struct {
+	key    lane.Key
+	nudges int       // so far
+	at     time.Time // the last one, or the subscription
 }
 
 func newSubscriber(c *Consumer, s *session, client rmq.LitePushConsumer) *subscriber {
-	return &subscriber{consumer: c, session: s, have: topics{}, send: func(ch change) error {
+	return &subscriber{consumer: c, session: s, every: nudgeEvery, have: map[string]*subscription{}, send: func(ch change) error {
 		s.mu.Lock()
 		s.next = &ch
 		s.mu.Unlock()
@@ -44,16 +66,25 @@ func newSubscriber(c *Consumer, s *session, client rmq.LitePushConsumer) *subscr
 func (s *subscriber) run(ctx context.Context) {
 	tick := time.NewTicker(readEvery)
 	defer tick.Stop()
+	nudge := time.NewTicker(s.every)
+	defer nudge.Stop()
 	retry := time.NewTimer(0) // the first time
 	defer retry.Stop()
 	pause := 50 * time.Millisecond
 	complete := true
-	for {
+	for ticks := 1; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.consumer.lanes.kick:
 		case <-tick.C:
+		case <-nudge.C:
+			quiet := ticks%5 == 0
+			ticks++
+			if s.fresh == 0 && !quiet || s.nudge(time.Now(), quiet) == nil {
+				continue
+			}
+			complete = true
 		case <-s.session.back:
 			complete = true
 		case <-retry.C:
@@ -94,12 +125,17 @@ func (s *subscriber) reconcile(complete bool) error {
 		if err := s.send(change{pb.LiteSubscriptionAction_COMPLETE_ADD, slices.Collect(maps.Keys(want))}); err != nil {
 			return err
 		}
-		s.have = want
+		for _, name := range remove {
+			delete(s.have, name)
+		}
+		for _, name := range add {
+			s.add(name, want[name])
+		}
 	} else {
 		if err := s.part(pb.LiteSubscriptionAction_PARTIAL_REMOVE, remove, func(name string) { delete(s.have, name) }); err != nil {
 			return err
 		}
-		if err := s.part(pb.LiteSubscriptionAction_PARTIAL_ADD, add, func(name string) { s.have[name] = want[name] }); err != nil {
+		if err := s.part(pb.LiteSubscriptionAction_PARTIAL_ADD, add, func(name string) { s.add(name, want[name]) }); err != nil {
 			return err
 		}
 	}
@@ -108,6 +144,11 @@ func (s *subscriber) reconcile(complete bool) error {
 		c.cfg.Confirmed(whole(s.have, want))
 	}
 	return nil
+}
+
+func (s *subscriber) add(name string, key lane.Key) {
+	s.have[name] = &subscription{key: key, at: time.Now()}
+	s.fresh++
 }
 
 func (s *subscriber) part(action pb.LiteSubscriptionAction, names []string, done func(string)) error {
@@ -122,12 +163,56 @@ func (s *subscriber) part(action pb.LiteSubscriptionAction, names []string, done
 	return nil
 }
 
+// nudge subscribes anew what may wait unseen: new lanes, with quiet also some that
+// were quiet for long.
+func (s *subscriber) nudge(now time.Time, quiet bool) error {
+	var names []string
+	left := 0
+	if quiet {
+		left = nudgeMost
+	}
+	s.fresh = 0
+	for name, sub := range s.have {
+		least := nudgeQuiet
+		switch sub.nudges {
+		case 0:
+			least = nudgeSoon
+		case 1:
+			least = nudgeAgain
+		default:
+			if left == 0 {
+				continue
+			}
+		}
+		if now.Sub(sub.at) >= least {
+			if sub.nudges > 1 {
+				left--
+			}
+			sub.at = now
+			sub.nudges++
+			if !s.session.active(name, now.Add(-nudgeQuiet)) {
+				names = append(names, name)
+			}
+		}
+		if sub.nudges < 2 {
+			s.fresh++
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	if err := s.part(pb.LiteSubscriptionAction_PARTIAL_REMOVE, names, func(string) {}); err != nil {
+		return err
+	}
+	return s.part(pb.LiteSubscriptionAction_PARTIAL_ADD, names, func(string) {})
+}
+
 // clear gives up all subscriptions, so that the proxy delivers nothing more.
 func (s *subscriber) clear() error {
 	s.session.mu.Lock()
 	s.session.topics = nil
 	s.session.mu.Unlock()
-	s.have = topics{}
+	clear(s.have)
 	s.consumer.metrics.topics.Set(0)
 	return s.send(change{action: pb.LiteSubscriptionAction_COMPLETE_ADD})
 }
