@@ -31,6 +31,9 @@ const (
 	faultPause, faultPauseMost = 100 * time.Millisecond, 5 * time.Second
 	// settleWithin bounds the repeats of one call to the record store.
 	settleWithin = 30 * time.Second
+	// claimWithin bounds those of a claim, and then of its release: a request that
+	// waits for its start holds its place in the ledger meanwhile.
+	claimWithin = time.Second
 	// repeatFrom doubles up to repeatMost between two of them.
 	repeatFrom, repeatMost = 50 * time.Millisecond, 2 * time.Second
 )
@@ -144,20 +147,18 @@ func (a *Agent) newRun(m *queue.Message, attempt string, slot scheduler.Slot, ca
 }
 
 // claim asks for the record. Given up, it is released: the store may have heard it.
-func (a *Agent) claim(ctx context.Context, r *run) (registry.Claim, error) {
-	call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
-	defer cancel()
-	claim, err := a.deps.Records.Claim(call, registry.Start{
-		ID: r.m.ID, Attempt: r.attempt, Owner: a.cfg.Node, Lane: r.m.Lane,
-		Deadline: r.m.Deadline, Reply: r.m.Reply, Tokens: r.m.Tokens(),
+func (a *Agent) claim(ctx context.Context, r *run) (claim registry.Claim, err error) {
+	err = a.repeat(ctx, claimWithin, "claim", func(ctx context.Context) error {
+		claim, err = a.deps.Records.Claim(ctx, registry.Start{
+			ID: r.m.ID, Attempt: r.attempt, Owner: a.cfg.Node, Lane: r.m.Lane,
+			Deadline: r.m.Deadline, Reply: r.m.Reply, Tokens: r.m.Tokens(),
+		})
+		return err
 	})
 	if err != nil {
-		a.away("claim", err)
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.StoreTimeout)
-		defer cancel()
-		if err := a.deps.Records.Release(undo, r.m.ID, r.attempt, true); err != nil {
-			a.away("release", err)
-		}
+		_ = a.repeat(context.WithoutCancel(ctx), claimWithin, "release", func(ctx context.Context) error { // else it is owned for a while
+			return a.deps.Records.Release(ctx, r.m.ID, r.attempt, true)
+		})
 	}
 	return claim, err
 }

@@ -187,7 +187,7 @@ func (x *exchange) queue() *refusal {
 	}
 	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
 	defer cancel()
-	admitted, err := g.deps.Records.Open(ctx, registry.Request{
+	admitted, err := x.open(ctx, registry.Request{
 		ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
 		Tokens: m.Tokens(), Bytes: len(p.body), Limit: x.limits.door(firstToken), Fingerprint: fingerprint(key, p),
 	}, drain)
@@ -202,6 +202,22 @@ func (x *exchange) queue() *refusal {
 		return x.notQueued(err, reason.BrokerAway)
 	}
 	return nil
+}
+
+// open is repeated while the store does not answer: it may only be slow for a moment,
+// and knows an id that it has opened.
+func (x *exchange) open(ctx context.Context, q registry.Request, drain registry.Drain) (registry.Admission, error) {
+	for last := time.Now().Add(openWithin); ; {
+		admitted, err := x.g.deps.Records.Open(ctx, q, drain)
+		if !errors.Is(err, registry.ErrAway) || time.Now().After(last) {
+			return admitted, err
+		}
+		select {
+		case <-time.After(openPause):
+		case <-ctx.Done():
+			return admitted, err
+		}
+	}
 }
 
 // address is where the events of request id come to.
@@ -225,14 +241,14 @@ func fingerprint(k lane.Key, p *request) uint64 {
 // notQueued undoes what a failed Open or Publish may have left and says why.
 func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
 	gone := x.r.Context().Err() != nil
-	if gone || !errors.Is(err, registry.ErrAway) {
-		x.cancel(false)
-	}
+	_, _ = x.cancel(false) // logged there
 	switch {
 	case errors.Is(context.Cause(x.r.Context()), errCut):
 		why = reason.Draining
 	case gone:
 		return &refusal{reason: reason.ClientGone}
+	case errors.Is(err, queue.ErrTooLarge):
+		return &refusal{reason: reason.BodyTooLarge, detail: fmt.Sprintf("The body of %d bytes is larger than the broker of this fleet takes (its maxMessageSize).", len(x.request.body))}
 	case errors.Is(err, queue.ErrFull):
 		return &refusal{reason: reason.LaneFull, model: x.request.model, detail: fmt.Sprintf("The queue for model '%s' is full.", x.request.model)}
 	case errors.Is(err, queue.ErrClosed):

@@ -25,7 +25,9 @@ import (
 )
 
 const (
-	storeWait   = 5 * time.Second  // longest one call to the records or the lanes may take
+	storeWait   = 5 * time.Second // longest one call to the records or the lanes may take
+	openWithin  = time.Second     // how long an Open is repeated that the store does not answer
+	openPause   = 50 * time.Millisecond
 	headerWait  = 10 * time.Second // longest a client may take to send its headers
 	bodyWait    = 60 * time.Second // longest a client may take to send its body
 	idleWait    = 120 * time.Second

@@ -106,12 +106,16 @@ type stub struct {
 	registry.Directory
 	admission registry.Admission
 	openErr   error
+	stumbles  int // Opens that are not answered before those that are
 	engines   []registry.Engine
 	dirErr    error
 	cancels   []string
 }
 
 func (s *stub) Open(context.Context, registry.Request, registry.Drain) (registry.Admission, error) {
+	if s.stumbles--; s.stumbles >= 0 {
+		return registry.Admission{}, registry.ErrAway
+	}
 	return s.admission, s.openErr
 }
 
@@ -167,7 +171,13 @@ func TestRefusedRequests(t *testing.T) {
 		{name: "engines gone", set: func(s *setup) { s.stub.engines = live(40500*time.Millisecond, reason.OK) }, status: 503, reason: "no_engine", message: "No engine for model 'q' is reachable (3 known, last seen 41 s ago). Please try again in 5 seconds."},
 		{name: "engines drain", set: func(s *setup) { s.stub.engines = live(0, reason.Draining) }, status: 503, reason: "no_engine", message: "No engine for model 'q' takes work now (3 known, draining). Please try again in 5 seconds."},
 		{name: "directory away", set: func(s *setup) { s.stub.dirErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds."},
-		{name: "store away", set: func(s *setup) { s.stub.openErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds."},
+		{name: "store away", set: func(s *setup) { s.stub.openErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds.", cancels: 1},
+		{name: "store slow for a moment", set: func(s *setup) {
+			s.stub.stumbles, s.stub.admission = 3, registry.Admission{Reason: reason.LaneFull, Ahead: 1, Wait: time.Second}
+		}, status: 429, reason: "lane_full", message: "Your queue for model 'q' is full: 1 request ahead, about 1 s. Please try again in 1 second."},
+		{name: "too large for the broker", set: func(s *setup) {
+			s.deps.Publish = func(context.Context, *queue.Message) error { return fmt.Errorf("x: %w", queue.ErrTooLarge) }
+		}, body: `{"model":"q","prompt":"x"}`, status: 413, reason: "body_too_large", message: "The body of 26 bytes is larger than the broker of this fleet takes (its maxMessageSize).", cancels: 1},
 		{name: "store fails", set: func(s *setup) { s.stub.openErr = errors.New("odd") }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds.", cancels: 1},
 		{name: "saturated", set: func(s *setup) {
 			s.stub.admission = registry.Admission{Reason: reason.Overloaded, Ahead: 37, Wait: 12 * time.Second, RetryAfter: 12 * time.Second}
