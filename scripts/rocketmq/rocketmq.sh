@@ -21,18 +21,14 @@ RMQ_NAMESRV_PORT=${RMQ_NAMESRV_PORT:-9876}
 RMQ_BROKER_PORT=${RMQ_BROKER_PORT:-10911} # also uses this port -2 and +1
 RMQ_GRPC_PORT=${RMQ_GRPC_PORT:-8081}
 RMQ_REMOTING_PORT=${RMQ_REMOTING_PORT:-8080}
-RMQ_BATCH=${RMQ_BATCH:-1}           # messages in flight per (group, LiteTopic)
 RMQ_RETRY_MAX=${RMQ_RETRY_MAX:-10000}
-RMQ_STORE=${RMQ_STORE:-defaultRocksDB} # or: default (files; one open file a LiteTopic)
-RMQ_MAX_LMQ=${RMQ_MAX_LMQ:-1000000}
 RMQ_NAMESRV_HEAP=${RMQ_NAMESRV_HEAP:-64m}
 RMQ_BROKER_HEAP=${RMQ_BROKER_HEAP:-256m}
 RMQ_PROXY_HEAP=${RMQ_PROXY_HEAP:-192m}
 RMQ_START_TIMEOUT=${RMQ_START_TIMEOUT:-120}
 RMQ_BROKER_OPTS=${RMQ_BROKER_OPTS:-}
 RMQ_PROXY_OPTS=${RMQ_PROXY_OPTS:-}
-RMQ_BROKER_CONF=${RMQ_BROKER_CONF:-} # more broker.conf lines, separated by ';'
-RMQ_PROXY_CONF=${RMQ_PROXY_CONF:-}   # more rmq-proxy.json members, as '"key": value, ...'
+RMQ_BROKER_CONF=${RMQ_BROKER_CONF:-} # more broker.conf lines, separated by ';'; the last of a name counts
 
 conf=$ROCKETMQ_DIR/conf data=$ROCKETMQ_DIR/data run=$ROCKETMQ_DIR/run log=$ROCKETMQ_DIR/log
 jars=$ROCKETMQ_JARS/lib broker_jars=$ROCKETMQ_JARS/lib-broker
@@ -78,11 +74,17 @@ pid_of() {
 
 port_open() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
+# The configuration is deploy/rocketmq's with our ports and paths.
 render() {
-  sed -e "s|@NAMESRV_PORT@|$RMQ_NAMESRV_PORT|g" -e "s|@BROKER_PORT@|$RMQ_BROKER_PORT|g" \
-    -e "s|@HA_PORT@|$((RMQ_BROKER_PORT + 1))|g" -e "s|@GRPC_PORT@|$RMQ_GRPC_PORT|g" \
-    -e "s|@REMOTING_PORT@|$RMQ_REMOTING_PORT|g" -e "s|@DATA@|$data|g" \
-    -e "s|@BATCH@|$RMQ_BATCH|g" -e "s|@PROXY_CONF@|${RMQ_PROXY_CONF:+, $RMQ_PROXY_CONF}|g" -e "s|@MAX_LMQ@|$RMQ_MAX_LMQ|g" -e "s|@STORE@|$RMQ_STORE|g" "$here/$1.tmpl" >"$conf/$1"
+  sed -e "s|@NAMESRV_PORT@|$RMQ_NAMESRV_PORT|g" -e "s|@DATA@|$data|g" "$here/namesrv.conf.tmpl" >"$conf/namesrv.conf"
+  sed -e "s|127.0.0.1:9876|127.0.0.1:$RMQ_NAMESRV_PORT|" -e "s|/var/lib/rocketmq|$data|" \
+    -e "s|^listenPort=.*|listenPort=$RMQ_BROKER_PORT|" -e "s|^haListenPort=.*|haListenPort=$((RMQ_BROKER_PORT + 1))|" \
+    "$here/../../deploy/rocketmq/broker.conf" >"$conf/broker.conf"
+  # Small files for a small machine.
+  printf '%s\n' mappedFileSizeCommitLog=67108864 mappedFileSizeConsumeQueue=600000 >>"$conf/broker.conf"
+  if [[ -n $RMQ_BROKER_CONF ]]; then tr ';' '\n' <<<"$RMQ_BROKER_CONF" >>"$conf/broker.conf"; fi
+  sed -e "s|127.0.0.1:9876|127.0.0.1:$RMQ_NAMESRV_PORT|" -e "s|: 8081|: $RMQ_GRPC_PORT|" -e "s|: 8080|: $RMQ_REMOTING_PORT|" \
+    "$here/../../deploy/rocketmq/rmq-proxy.json" >"$conf/rmq-proxy.json"
 }
 
 # launch NAME HEAP CLASSPATH JVM-OPTIONS MAIN ARGS...
@@ -148,10 +150,7 @@ start_proxy() {
 
 prepare() {
   mkdir -p "$conf" "$data/namesrv" "$data/store" "$run" "$log" "$ROCKETMQ_DIR/tmp"
-  render namesrv.conf
-  render broker.conf
-  render rmq-proxy.json
-  if [[ -n $RMQ_BROKER_CONF ]]; then tr ';' '\n' <<<"$RMQ_BROKER_CONF" >>"$conf/broker.conf"; fi
+  render
 }
 
 start() {
