@@ -29,13 +29,9 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	}
 	confirmed, forget := r.await(id)
 	defer forget()
-	rate := d.Rate
-	if math.IsInf(rate, 0) || !(rate > 0) {
-		rate = 0
-	}
 	answer, err := r.run(ctx, "open", 0, q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
 		r.stamp(q.Deadline), max(q.Tokens, 1), max(q.Bytes, 0)+recordBytes, q.Limit.Milliseconds(),
-		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate, spread(q.ID), entry, r.cfg.Live(q.Reply))
+		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate(d.Rate), spread(q.ID), entry, r.cfg.Live(q.Reply))
 	row, err := answered(answer, err, 7)
 	if err != nil {
 		return registry.Admission{}, err
@@ -60,6 +56,14 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	return a, row.err
 }
 
+// rate is perSecond, or 0 where that says nothing.
+func rate(perSecond float64) float64 {
+	if perSecond > 0 && !math.IsInf(perSecond, 1) {
+		return perSecond
+	}
+	return 0
+}
+
 // spread is what an id's Retry-After is multiplied by, 1 to 1.25.
 func spread(id string) float64 {
 	return 1 + 0.25*float64(crc32.ChecksumIEEE([]byte(id)))/math.MaxUint32
@@ -78,7 +82,7 @@ func (r *Registry) Claim(ctx context.Context, s registry.Start) (registry.Claim,
 	encoded, event := "", []byte(nil)
 	for range 3 { // another call may come between
 		answer, err := r.run(ctx, "claim", len(event), s.ID, s.Attempt, s.Owner, id, s.Lane.Tier, s.Lane.Model,
-			r.stamp(s.Deadline), s.Reply, max(s.Tokens, 1), r.cfg.Live(s.Reply), r.cfg.Pace(s.Lane), encoded, event, entry)
+			r.stamp(s.Deadline), s.Reply, max(s.Tokens, 1), r.cfg.Live(s.Reply), rate(r.cfg.Pace(s.Lane)), encoded, event, entry)
 		row, err := answered(answer, err, 3)
 		if err != nil {
 			return registry.Claim{}, err

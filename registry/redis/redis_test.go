@@ -250,7 +250,6 @@ func audit(t testing.TB, s *server) {
 		add("lane:"+l, "n", 1)
 		add("lane:"+l, "b", bytes)
 		if shard != "-1" {
-			add("lane:"+l, "n"+shard, 1)
 			add("lane:"+l, "t"+shard, tokens)
 		}
 		add("model:"+model, tier+":o", 1)

@@ -5,7 +5,7 @@
 --   out              zset    what is outstanding, by when it stops counting (see member)
 --   wait:<class>     zset    what of a tier and model waits, by when it was opened
 --   lane:<lane>      hash    n, b: requests and bytes outstanding; q, t: requests and
---                            tokens waiting; n<shard>, t<shard>: outstanding. No field is 0
+--                            tokens waiting; t<shard>: tokens outstanding. No field is 0
 --   model:<model>    hash    <tier>:o outstanding, :q :t :b waiting, :l lanes with
 --                            something waiting; and what the door knows (door.lua)
 --   bytes            number  outstanding over all lanes
@@ -101,10 +101,7 @@ local function shift(c, out, waiting)
   if out ~= 0 then
     add(lane, 'n', out)
     add(lane, 'b', out * c.bytes)
-    if c.shard >= 0 then
-      add(lane, 'n' .. c.shard, out)
-      add(lane, 't' .. c.shard, out * c.tokens)
-    end
+    if c.shard >= 0 then add(lane, 't' .. c.shard, out * c.tokens) end
     add(model, tier .. 'o', out)
     if call('INCRBY', P .. 'bytes', out * c.bytes) <= 0 then call('DEL', P .. 'bytes') end
   end

@@ -15,6 +15,7 @@ local function lanes_changed()
   call('INCR', P .. 'lanes:version')
 end
 
+-- lanes_keep is called after every change, and now and then by sweep.lua.
 local function lanes_keep()
   for _, key in ipairs({ 'lanes', 'lanes:entry', 'lanes:version', 'lanes:epoch', 'lanes:ok' }) do
     call('PEXPIRE', P .. key, HOLD)
@@ -29,6 +30,6 @@ local function enlist(lane, entry)
     call('HSET', P .. 'lanes:entry', lane, entry)
     lanes_changed()
     call('PUBLISH', P .. 'lanes', lanes_version() .. ' ' .. entry)
+    lanes_keep()
   end
-  lanes_keep()
 end

@@ -28,22 +28,22 @@ if not m.tiers[tier] or m.tiers[tier].k ~= rank then
   call('HSET', m.key, tier .. ':k', rank)
 end
 model_used(model)
-call('PEXPIRE', m.key, HOLD)
 
 local total = tonumber(call('GET', P .. 'bytes') or 0)
 local full = (lane.n or 0) >= LANE_REQUESTS or (lane.b or 0) + bytes > LANE_BYTES or total + bytes > TOTAL_BYTES
 local a, forecast = judge(m, lane, v, full)
-if a[1] ~= 'ok' then return answer(a, 0) end
+if a[1] ~= 'ok' then
+  call('PEXPIRE', m.key, HOLD)
+  return answer(a, 0)
+end
 
--- The lowest shard with nothing outstanding, else the one with the fewest tokens.
+-- The lowest shard with nothing outstanding, else the one with the fewest tokens;
+-- every request has at least one.
 local shard, fewest = 0, math.huge
 for s = 0, WIDTH - 1 do
   local held = lane['t' .. s] or 0
-  if not lane['n' .. s] then
-    shard = s
-    break
-  end
   if held < fewest then shard, fewest = s, held end
+  if held == 0 then break end
 end
 
 r = {

@@ -11,10 +11,8 @@ for _, lane in ipairs(idle) do
     call('HDEL', P .. 'lanes:ok', lane)
   end
 end
-if #idle > 0 then
-  lanes_changed()
-  lanes_keep()
-end
+if #idle > 0 then lanes_changed() end
+if #idle > 0 or now % 60000 < 6000 then lanes_keep() end
 local gone = call('ZRANGEBYSCORE', P .. 'engines', '-inf', now - ENGINE_KEPT - 1)
 for _, node in ipairs(gone) do
   call('ZREM', P .. 'engines', node)
