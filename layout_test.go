@@ -52,6 +52,7 @@ var allowed = map[string][]string{
 	},
 	"config":       {"agent", "gateway", "admin", "scheduler", "scraper", "vllm"},
 	"load":         {},
+	"doctor":       {"queue/rocketmq", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/prometheus/common/expfmt"
@@ -40,19 +39,9 @@ func (s *Scraper) tell(got *values) {
 		return
 	}
 	s.contract = now
-	var found, missing []string
-	for f := range table {
-		if a := got.alias[f]; a >= 0 {
-			found = append(found, table[f].names[a])
-		}
-	}
-	for f := range table {
-		if got.alias[f] < 0 && !slices.Contains(found, table[f].names[0]) {
-			missing = append(missing, table[f].names[0])
-		}
-	}
+	found, missing := got.names()
 	s.log.Info("metrics page understood", "url", s.cfg.URL, "ranks", got.ranks, "filtered", s.filtered,
-		"found", strings.Join(slices.Compact(found), " "), "missing_optional", strings.Join(slices.Compact(missing), " "))
+		"found", strings.Join(found, " "), "missing_optional", strings.Join(missing, " "))
 }
 
 func (s *Scraper) disagree(diff string) {

@@ -21,15 +21,12 @@ func (h *history) sample(v *values, asked, at time.Time) scheduler.Sample {
 		KV:          v.of[kvUsage],
 		Running:     int(v.of[running]),
 		Waiting:     int(v.of[waiting]),
-		KVTokens:    int(v.of[kvTokens]),
+		KVTokens:    v.capacity(),
 		Ranks:       v.ranks,
 		Preemptions: v.of[preemptions],
 		Tokens:      v.of[promptTokens] + v.of[generatedTokens],
 		Steps:       v.of[steps],
 		Asleep:      v.alias[awake] >= 0 && v.of[awake] != 1,
-	}
-	if v.alias[kvTokens] < 0 {
-		s.KVTokens = int(v.of[kvBlocks])
 	}
 	if h.have {
 		s.Restarted = h.fell(v)

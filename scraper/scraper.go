@@ -270,6 +270,6 @@ func (s *Scraper) probe(ctx context.Context, fullLen int, full *values) time.Dur
 		return spent // says nothing; asked again with the next check
 	}
 	s.settled = true
-	s.filtered = err == nil && len(p.body) <= fullLen/2 && v.alias == full.alias && v.ranks == full.ranks
+	s.filtered = err == nil && v.replaces(full, len(p.body), fullLen)
 	return spent
 }

@@ -78,7 +78,7 @@ Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unhealthy, 4 not reachab
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%w. See: %s --help", err, cmd.CommandPath())
 	})
-	root.AddCommand(newStandalone(), newGateway(), newAgent(), newSim(), newDemo(), newConfig(), newKeys(), newVersion())
+	root.AddCommand(newStandalone(), newGateway(), newAgent(), newSim(), newDemo(), newConfig(), newKeys(), newDoctor(), newVersion())
 	for _, cmd := range root.Commands() {
 		strictArgs(cmd)
 	}
