@@ -7,6 +7,7 @@ package reason
 // Reason says why something happened. The zero value is "none": not set.
 type Reason uint8
 
+// The reasons, by what they explain.
 const (
 	None Reason = iota // not set
 
