@@ -17,11 +17,12 @@ lint: ## gofumpt, vet and the short linter list
 	$(TOOLS_BIN)/golangci-lint run ./...
 
 gen: ## regenerate golden files; read the diff before committing it
-	go test ./scheduler -run Scripts -rewrite
-	go test ./gateway ./agent ./cmd/penstock -run Golden -rewrite
+	go test ./scheduler ./sim/engine ./gateway ./queue/rocketmq ./cmd/penstock -rewrite
 
 bench: ## the benchmarks whose figures docs/benchmarks.md quotes
-	go test -run '^$$' -bench . -benchmem ./scraper ./scheduler ./vllm ./queue/memory ./response ./e2e/latency
+	go test -run '^$$' -bench . -benchmem ./scraper ./scheduler ./vllm ./queue/memory ./response ./gateway ./agent ./registry/memory
+	go build -trimpath -o bin/penstock ./cmd/penstock
+	go run ./e2e/latency
 
 sim: ## a simulated engine on 127.0.0.1:8000
 	go run ./cmd/penstock sim engine --listen 127.0.0.1:8000
