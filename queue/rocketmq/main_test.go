@@ -23,6 +23,9 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	defer func() { _ = os.RemoveAll(home) }()
+	if os.Getenv("PENSTOCK_CACHE") == "" { // of scripts/rocketmq, which the fault tests call
+		_ = os.Setenv("PENSTOCK_CACHE", filepath.Join(os.Getenv("HOME"), ".cache", "penstock"))
+	}
 	_ = os.Setenv("HOME", home)
 	code := m.Run()
 	if code == 0 {

@@ -28,6 +28,7 @@ type proxy struct {
 	pb.UnimplementedMessagingServiceServer
 	addr   string // the same after a restart
 	server *grpc.Server
+	opts   []grpc.ServerOption
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced whenever something happens
@@ -58,9 +59,9 @@ type proxyClient struct {
 	kill     chan struct{} // ends its telemetry
 }
 
-func newProxy(t testing.TB, faults proxyFaults) *proxy {
+func newProxy(t testing.TB, faults proxyFaults, opts ...grpc.ServerOption) *proxy {
 	t.Helper()
-	p := &proxy{changed: make(chan struct{}), lanes: map[string]*laneQueue{}, clients: map[string]*proxyClient{}, calls: map[string]int{}, faults: faults}
+	p := &proxy{changed: make(chan struct{}), lanes: map[string]*laneQueue{}, clients: map[string]*proxyClient{}, calls: map[string]int{}, faults: faults, opts: opts}
 	if p.faults.longPoll == 0 {
 		p.faults.longPoll = 5 * time.Second
 	}
@@ -78,7 +79,7 @@ func (p *proxy) serve(t testing.TB, addr string) {
 	if p.addr == "" {
 		p.addr = listener.Addr().String()
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20))
+	server := grpc.NewServer(append(p.opts, grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20))...)
 	pb.RegisterMessagingServiceServer(server, p)
 	p.server = server
 	go func() { _ = server.Serve(listener) }()

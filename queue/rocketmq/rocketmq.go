@@ -61,7 +61,7 @@ type Config struct {
 	Concurrency int              // deliveries that run at once, at most
 	Node        string           // this agent, for the choice among nodes
 	Nodes       func() []string  // all live agents, beyond the subscription quota; nil = all take all
-	Confirmed   func([]lane.Key) // lanes whose subscription is in place, after each change; called from one goroutine
+	Confirmed   func([]lane.Key) // lanes whose subscription is in place, after each change; the next one waits for its return
 }
 
 // DefaultConfig returns the settings of the tested set-up in deploy/rocketmq.
