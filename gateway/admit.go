@@ -161,7 +161,12 @@ func (x *exchange) body() ([]byte, *refusal) {
 // refuses. The waiter is registered: events may come before queue returns.
 func (x *exchange) queue() *refusal {
 	g, p := x.g, &x.request
-	known, unknown, err := g.directory.known(x.r.Context(), p.model)
+	var known []registry.Engine
+	var unknown bool
+	err := x.persist(x.r.Context(), func() (err error) {
+		known, unknown, err = g.directory.known(x.r.Context(), p.model)
+		return err
+	})
 	if err != nil {
 		g.warn("read directory", err)
 		return &refusal{reason: reason.RecordStoreAway, model: p.model}
@@ -187,10 +192,14 @@ func (x *exchange) queue() *refusal {
 	}
 	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
 	defer cancel()
-	admitted, err := x.open(ctx, registry.Request{
-		ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
-		Tokens: m.Tokens(), Bytes: len(p.body), Limit: x.limits.door(firstToken), Fingerprint: fingerprint(key, p),
-	}, drain)
+	var admitted registry.Admission
+	err = x.persist(ctx, func() (err error) {
+		admitted, err = g.deps.Records.Open(ctx, registry.Request{
+			ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
+			Tokens: m.Tokens(), Bytes: len(p.body), Limit: x.limits.door(firstToken), Fingerprint: fingerprint(key, p),
+		}, drain)
+		return err
+	})
 	if err != nil {
 		return x.notQueued(err, reason.RecordStoreAway)
 	}
@@ -204,18 +213,18 @@ func (x *exchange) queue() *refusal {
 	return nil
 }
 
-// open is repeated while the store does not answer: it may only be slow for a moment,
-// and knows an id that it has opened.
-func (x *exchange) open(ctx context.Context, q registry.Request, drain registry.Drain) (registry.Admission, error) {
-	for last := time.Now().Add(openWithin); ; {
-		admitted, err := x.g.deps.Records.Open(ctx, q, drain)
+// persist repeats a call while the store does not answer: it may only be slow for a
+// moment, and knows an id that it has opened.
+func (x *exchange) persist(ctx context.Context, call func() error) error {
+	for last := time.Now().Add(storePatience); ; {
+		err := call()
 		if !errors.Is(err, registry.ErrAway) || time.Now().After(last) {
-			return admitted, err
+			return err
 		}
 		select {
-		case <-time.After(openPause):
+		case <-time.After(storePause):
 		case <-ctx.Done():
-			return admitted, err
+			return err
 		}
 	}
 }

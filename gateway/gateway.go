@@ -25,16 +25,16 @@ import (
 )
 
 const (
-	storeWait   = 5 * time.Second // longest one call to the records or the lanes may take
-	openWithin  = time.Second     // how long an Open is repeated that the store does not answer
-	openPause   = 50 * time.Millisecond
-	headerWait  = 10 * time.Second // longest a client may take to send its headers
-	bodyWait    = 60 * time.Second // longest a client may take to send its body
-	idleWait    = 120 * time.Second
-	maxHeaders  = 64 << 10
-	maxStreams  = 1024 // requests at once on one HTTP/2 connection
-	warnEvery   = 10 * time.Second
-	closingWait = 2 * time.Second // for connections to end once their requests have
+	storePatience = time.Second // how long a call to the records is repeated that gets no answer
+	storePause    = 50 * time.Millisecond
+	storeWait     = 5 * time.Second  // longest one call to the records or the lanes may take
+	headerWait    = 10 * time.Second // longest a client may take to send its headers
+	bodyWait      = 60 * time.Second // longest a client may take to send its body
+	idleWait      = 120 * time.Second
+	maxHeaders    = 64 << 10
+	maxStreams    = 1024 // requests at once on one HTTP/2 connection
+	warnEvery     = 10 * time.Second
+	closingWait   = 2 * time.Second // for connections to end once their requests have
 )
 
 // Deps are the rooms the gateway talks to.

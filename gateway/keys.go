@@ -16,6 +16,9 @@ import (
 // hashPrefix marks a key stored as its hash.
 const hashPrefix = "sha256:"
 
+// maxTenantName bounds what lanes, records and logs carry of a tenant, in bytes.
+const maxTenantName = 256
+
 // Keys are the API keys of all tenants. Only hashes are kept. Immutable.
 type Keys struct {
 	byPrefix map[uint64][]apiKey // first 8 bytes of the hash, so that a lookup does not visit every tenant
@@ -71,6 +74,9 @@ func (k *Keys) add(entry *ast.MapNodeIter) error {
 	tenant, ok := scalar(entry.Key())
 	if !ok || tenant == "" {
 		return errors.New("the tenant must be a plain word")
+	}
+	if len(tenant) > maxTenantName {
+		return fmt.Errorf("the tenant's name has %d bytes, at most %d", len(tenant), maxTenantName)
 	}
 	key, ok := scalar(entry.Value())
 	if !ok || key == "" {

@@ -39,6 +39,7 @@ func TestKeysFaults(t *testing.T) {
 		{"acme: x\nbeta: x\n", `line 2: tenants "acme" and "beta" have the same key`},
 		{"acme: x\nbeta: " + HashKey("x") + "\n", `line 2: tenants "acme" and "beta" have the same key`},
 		{"acme: sha256:12\n", "line 1: the hash of"},
+		{strings.Repeat("x", 257) + ": y\n", "line 1: the tenant's name has 257 bytes, at most 256"},
 		{"acme:\n", "line 1: the key of"},
 		{"acme: ''\n", "line 1: the key of"},
 		{"acme: x\nbeta: [1]\n", "line 2: the key of"},

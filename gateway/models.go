@@ -19,6 +19,7 @@ import (
 const (
 	directoryAge  = time.Second            // a reading this fresh is used as it is
 	directoryMiss = 100 * time.Millisecond // age from which a model not found is looked for again
+	directoryBusy = 3 * time.Second        // a reading is used this long while another is under way
 	directoryOld  = 30 * time.Second       // a reading is used this long while the store is away
 	directoryWait = 2 * time.Second        // longest one reading may take
 	engineGone    = 10 * time.Second       // an entry not renewed this long is no live engine
@@ -56,7 +57,7 @@ func (d *directory) read(ctx context.Context, maxAge time.Duration) (*reading, e
 	if last != nil && time.Since(last.at) <= maxAge {
 		return last, nil
 	}
-	if last != nil && time.Since(last.at) <= directoryOld {
+	if last != nil && time.Since(last.at) <= directoryBusy {
 		if !d.reading.TryLock() {
 			return last, nil // somebody reads already
 		}
