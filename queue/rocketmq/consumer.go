@@ -308,8 +308,7 @@ func (cl *client) enter() bool {
 // the library would then let the lane's next message overtake this one.
 func (c *Consumer) consume(cl *client, mv *rmq.MessageView) rmq.ConsumerResult {
 	defer cl.session.release()
-	cl.session.touch(mv.GetLiteTopic(), 1)
-	defer cl.session.touch(mv.GetLiteTopic(), -1)
+	cl.session.begin(mv.GetLiteTopic())
 	result := queue.Suspend(queue.MinSuspend)
 	if !c.draining.Load() && cl.enter() {
 		func() {
@@ -318,6 +317,7 @@ func (c *Consumer) consume(cl *client, mv *rmq.MessageView) rmq.ConsumerResult {
 		}()
 	}
 	after, again := result.After()
+	cl.session.finish(mv.GetLiteTopic(), time.Now().Add(after))
 	cl.session.settle(mv.GetMessageId(), !again)
 	if again {
 		c.metrics.suspended.Inc()

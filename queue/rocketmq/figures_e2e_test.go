@@ -84,7 +84,7 @@ func TestRealFigures(t *testing.T) {
 	t.Run("idle lane", func(t *testing.T) {
 		a := newArrivals(t, newFleet(t, e, wide), ack)
 		var whole, send []time.Duration
-		for i := range 400 {
+		for i := range 1000 {
 			id, began := a.send("idle", i)
 			send = append(send, time.Since(began))
 			a.wait()

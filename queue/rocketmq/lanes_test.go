@@ -210,7 +210,8 @@ func TestNudge(t *testing.T) {
 			return nil
 		})
 		s.consumer.SetLanes(entries(120, 1))
-		s.session.touch(lane.Name(nil, key(0), 0), 1) // a handler runs
+		busy := lane.Name(nil, key(0), 0)
+		s.session.begin(busy) // a handler runs
 		stop := startSubscriber(t, s)
 		defer stop()
 		time.Sleep(7 * time.Second)
@@ -238,6 +239,15 @@ func TestNudge(t *testing.T) {
 		}
 		if quiet != 119 {
 			t.Errorf("%d quiet lanes nudged after 6.1 s, want 119: %v", quiet, got[5:])
+		}
+		got = nil
+		mu.Unlock()
+		s.session.finish(busy, time.Now().Add(2*time.Second)) // suspended
+		time.Sleep(3500 * time.Millisecond)
+		synctest.Wait()
+		mu.Lock()
+		if want := []string{"9.1s REMOVE 1", "9.1s ADD 1", "10.1s REMOVE 1", "10.1s ADD 1"}; !slices.Equal(got, want) {
+			t.Errorf("after a Suspend of 2 s: %v, want %v", got, want)
 		}
 	})
 }

@@ -43,33 +43,45 @@ type session struct {
 	pending int            // results on their way to the broker
 	topics  []string       // the whole subscription, for a complete synchronisation
 	next    *change        // what the next partial one is to carry
-	lanes   map[string]activity
+	running map[string]int // handlers by topic
+	moved   map[string]time.Time
 }
 
-// activity is what happens in a LiteTopic; forgotten with what is older than a nudge.
-type activity struct {
-	running int       // deliveries with a handler
-	last    time.Time // delivery or result
-}
-
-// active reports whether a handler has a delivery of topic, or had one after since.
-func (s *session) active(topic string, since time.Time) bool {
+// begin notes that a handler gets a delivery of topic.
+func (s *session) begin(topic string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := s.lanes[topic]
-	if a.running == 0 && !a.last.After(since) {
-		delete(s.lanes, topic)
-		return false
+	s.running[topic]++
+}
+
+// finish notes that it has answered and that the next delivery is due at due.
+func (s *session) finish(topic string, due time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running[topic]--; s.running[topic] == 0 {
+		delete(s.running, topic)
 	}
-	return true
+	s.moved[topic] = due
 }
 
-// touch notes that a delivery of topic begins (+1) or ends (-1).
-func (s *session) touch(topic string, by int) {
+// takeMoved returns the topics that had an answer since the last call, and when the
+// next delivery of each is due.
+func (s *session) takeMoved() map[string]time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := s.lanes[topic]
-	s.lanes[topic] = activity{a.running + by, time.Now()}
+	if len(s.moved) == 0 {
+		return nil
+	}
+	moved := s.moved
+	s.moved = map[string]time.Time{}
+	return moved
+}
+
+// runs reports whether a handler has a delivery of topic.
+func (s *session) runs(topic string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.running[topic] > 0
 }
 
 // change is a set of LiteTopics to subscribe, or not any more.
@@ -79,7 +91,7 @@ type change struct {
 }
 
 func newSession(slots int, counts *consumerMetrics) *session {
-	s := &session{closing: make(chan struct{}), stopping: make(chan struct{}), back: make(chan struct{}, 1), counts: counts, polls: map[*receive]bool{}, conns: map[*grpc.ClientConn]bool{}, acks: map[string]int{}, lanes: map[string]activity{}}
+	s := &session{closing: make(chan struct{}), stopping: make(chan struct{}), back: make(chan struct{}, 1), counts: counts, polls: map[*receive]bool{}, conns: map[*grpc.ClientConn]bool{}, acks: map[string]int{}, running: map[string]int{}, moved: map[string]time.Time{}}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	if slots > 0 {
 		s.slots = make(chan struct{}, slots)

@@ -24,13 +24,14 @@ const (
 	perCall = 1000
 
 	// A broker loses the event of a message that arrives while it looks at the same
-	// lane for another reason (a subscription, an acknowledgement); the message then
-	// waits for the lane's next one. Subscribing anew makes it look again: a new
-	// subscription soon and once more, the others when they were quiet for long.
+	// lane for another reason (a subscription, an acknowledgement, the end of a
+	// Suspend); the message then waits for the lane's next event. Subscribing anew
+	// makes it look again: soon after each of those and once more, and later when the
+	// lane was quiet for long.
 	nudgeSoon  = 100 * time.Millisecond
 	nudgeAgain = time.Second
 	nudgeQuiet = 5 * time.Second
-	// nudgeEvery is how often new lanes are looked for, every fifth time quiet ones as
+	// nudgeEvery is how often such lanes are looked for, every fifth time quiet ones as
 	// well, at most nudgeMost: 200 per second, so that 10,000 take 50 s.
 	nudgeEvery = 50 * time.Millisecond
 	nudgeMost  = 50
@@ -42,19 +43,19 @@ type subscriber struct {
 	session  *session
 	send     func(c change) error // one call to the proxy
 	have     map[string]*subscription
-	left     int           // lanes that do not fit the quota, as last logged
-	fresh    int           // of have, with less than two nudges; at most
-	every    time.Duration // nudgeEvery; a test's is longer
+	left     int                      // lanes that do not fit the quota, as last logged
+	young    map[string]*subscription // of have, with less than two nudges
+	every    time.Duration            // nudgeEvery; a test's is longer
 }
 
 type subscription struct {
 	key    lane.Key
 	nudges int       // so far
-	at     time.Time // the last one, or the subscription
+	at     time.Time // the last one, the subscription, or when a delivery was due
 }
 
 func newSubscriber(c *Consumer, s *session, client rmq.LitePushConsumer) *subscriber {
-	return &subscriber{consumer: c, session: s, every: nudgeEvery, have: map[string]*subscription{}, send: func(ch change) error {
+	return &subscriber{consumer: c, session: s, every: nudgeEvery, have: map[string]*subscription{}, young: map[string]*subscription{}, send: func(ch change) error {
 		s.mu.Lock()
 		s.next = &ch
 		s.mu.Unlock()
@@ -81,7 +82,7 @@ func (s *subscriber) run(ctx context.Context) {
 		case <-nudge.C:
 			quiet := ticks%5 == 0
 			ticks++
-			if s.fresh == 0 && !quiet || s.nudge(time.Now(), quiet) == nil {
+			if s.nudge(time.Now(), quiet) == nil {
 				continue
 			}
 			complete = true
@@ -147,8 +148,8 @@ func (s *subscriber) reconcile(complete bool) error {
 }
 
 func (s *subscriber) add(name string, key lane.Key) {
-	s.have[name] = &subscription{key: key, at: time.Now()}
-	s.fresh++
+	sub := &subscription{key: key, at: time.Now()}
+	s.have[name], s.young[name] = sub, sub
 }
 
 func (s *subscriber) part(action pb.LiteSubscriptionAction, names []string, done func(string)) error {
@@ -163,39 +164,42 @@ func (s *subscriber) part(action pb.LiteSubscriptionAction, names []string, done
 	return nil
 }
 
-// nudge subscribes anew what may wait unseen: new lanes, with quiet also some that
-// were quiet for long.
+// nudge subscribes anew where a message may wait unseen; with quiet also in some of
+// the lanes where nothing happened for long.
 func (s *subscriber) nudge(now time.Time, quiet bool) error {
-	var names []string
-	left := 0
-	if quiet {
-		left = nudgeMost
+	for name, due := range s.session.takeMoved() {
+		if sub := s.have[name]; sub != nil && due.After(sub.at) {
+			sub.at, sub.nudges = due, 0
+			s.young[name] = sub
+		}
 	}
-	s.fresh = 0
-	for name, sub := range s.have {
-		least := nudgeQuiet
-		switch sub.nudges {
-		case 0:
-			least = nudgeSoon
-		case 1:
+	var names []string
+	due := func(name string, sub *subscription, least time.Duration) bool {
+		if now.Sub(sub.at) < least || s.session.runs(name) {
+			return false
+		}
+		sub.at = now
+		sub.nudges++
+		names = append(names, name)
+		return true
+	}
+	for name, sub := range s.young {
+		least := nudgeSoon
+		if sub.nudges == 1 {
 			least = nudgeAgain
-		default:
-			if left == 0 {
-				continue
-			}
 		}
-		if now.Sub(sub.at) >= least {
-			if sub.nudges > 1 {
-				left--
-			}
-			sub.at = now
-			sub.nudges++
-			if !s.session.active(name, now.Add(-nudgeQuiet)) {
-				names = append(names, name)
-			}
+		if s.have[name] != sub || due(name, sub, least) && sub.nudges == 2 {
+			delete(s.young, name)
 		}
-		if sub.nudges < 2 {
-			s.fresh++
+	}
+	if quiet {
+		left := nudgeMost
+		for name, sub := range s.have {
+			if sub.nudges >= 2 && due(name, sub, nudgeQuiet) {
+				if left--; left == 0 {
+					break
+				}
+			}
 		}
 	}
 	if len(names) == 0 {
