@@ -26,6 +26,9 @@ type ask struct {
 	header        http.Header
 }
 
+// patient makes the door take what is likely to start within half a minute.
+var patient = http.Header{"X-Penstock-Start-Timeout-Ms": {"30000"}}
+
 func (a *ask) body(model string) string {
 	return fmt.Sprintf(`{"model":%q,"stream":%t,"max_tokens":%d,"ignore_eos":true,"temperature":0,"messages":[{"role":"user","content":%q}]}`,
 		model, a.stream, a.tokens, a.prompt)
@@ -77,7 +80,7 @@ func (r *reply) exchange(ctx context.Context, url, body string, onChunk func(*re
 		return err
 	}
 	for name, values := range r.ask.header {
-		req.Header[name] = values
+		req.Header[name] = slices.Clone(values)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Authorization", "Bearer "+r.ask.key)

@@ -14,7 +14,7 @@ import (
 func TestDrain(t *testing.T) {
 	f := the(t)
 	l := f.startLoad(15, 1<<20, func(i int) ask {
-		return ask{model: alpha, prompt: fmt.Sprintf("drain %d", i), tokens: 60, stream: i%2 == 0, key: key(i % 20)}
+		return ask{model: alpha, prompt: fmt.Sprintf("drain %d", i), tokens: 60, stream: i%2 == 0, key: key(i % 20), header: patient}
 	})
 	time.Sleep(2 * time.Second)
 	began := time.Now()
