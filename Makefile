@@ -27,11 +27,11 @@ bench: ## the benchmarks whose figures docs/benchmarks.md quotes
 sim: ## a simulated engine on 127.0.0.1:8000
 	go run ./cmd/penstock sim engine --listen 127.0.0.1:8000
 
-e2e: ## end to end against a real vLLM on the CPU (installed on first use: 6 GB)
+e2e: ## end to end: a real vLLM on the CPU (6 GB, installed on first use), a fleet on RocketMQ and Redis
 	scripts/e2e
 
-chaos: ## the fault tests, repeated
-	go test -race -count=5 -run 'Fault|Cut|Drain|Abort' ./agent ./gateway ./cmd/penstock
+chaos: ## the fault tests repeated, and a whole fleet killed at 100 points; output in docs/results
+	scripts/chaos
 
 fmt: ## format the code
 	@scripts/install-tools.sh lint

@@ -63,7 +63,10 @@ type outset struct {
 	up      map[string]time.Duration // ready so long after broker and Redis
 }
 
-var theFleet = sync.OnceValues(startFleet)
+var (
+	theFleet = sync.OnceValues(startFleet)
+	begun    *fleet // what TestMain has to end; nil = no test ran
+)
 
 // the returns the one fleet of all tests, up and at rest.
 func the(t *testing.T) *fleet {
@@ -106,8 +109,8 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
-	if f, err := theFleet(); err == nil {
-		if err := f.close(); err != nil {
+	if begun != nil {
+		if err := begun.close(); err != nil {
 			fmt.Fprintln(os.Stderr, "e2e:", err)
 			code = 1
 		}
@@ -162,6 +165,7 @@ func startFleet() (*fleet, error) {
 	if err != nil {
 		return nil, err
 	}
+	begun = f
 	if err := sweep(); err != nil {
 		return f, err
 	}

@@ -75,7 +75,7 @@ func TestRedisEmptied(t *testing.T) {
 // start deadline: one execution, the whole answer.
 func TestBrokerRestarts(t *testing.T) {
 	f := the(t)
-	tokens := 350
+	tokens := 300
 	if *full {
 		tokens = 3000
 	}
