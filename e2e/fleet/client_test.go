@@ -164,7 +164,7 @@ func (f *fleet) want(a ask) (string, error) {
 	a.stream = false
 	r := &reply{ask: a}
 	if err := r.exchange(context.Background(), f.reference.url, a.body("reference"), nil); err != nil || r.status != http.StatusOK {
-		return "", fmt.Errorf("reference engine: %d %v", r.status, err)
+		return "", fmt.Errorf("reference engine: %d %w", r.status, err)
 	}
 	return r.text, nil
 }
