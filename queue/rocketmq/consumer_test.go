@@ -269,6 +269,15 @@ func TestQuota(t *testing.T) {
 	}
 }
 
+// TestPublishUntyped: a route read while the broker came back must not stop messages
+// until the library reads it again.
+func TestPublishUntyped(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, proxyFaults{untyped: true})
+	f := newFleet(t, p.addr, func(c *Config) { c.PublishTimeout = 2 * time.Second })
+	f.send(t, "first")
+}
+
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t, proxyFaults{})

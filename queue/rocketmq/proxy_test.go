@@ -40,6 +40,7 @@ type proxy struct {
 }
 
 type proxyFaults struct {
+	untyped    bool // routes say that the topic has no type, as for a while after a restart
 	unordered  bool // settings say fifo=false and lack a backoff policy
 	quota      int32
 	sendStatus []pb.Code // answers of the next sends
@@ -129,8 +130,17 @@ func (p *proxy) queue(topic string) *pb.MessageQueue {
 	return &pb.MessageQueue{
 		Topic: &pb.Resource{Name: topic}, Id: -1, Permission: pb.Permission_READ_WRITE,
 		Broker:             &pb.Broker{Name: "b", Endpoints: &pb.Endpoints{Scheme: pb.AddressScheme_IPv4, Addresses: []*pb.Address{{Host: addr.IP.String(), Port: int32(addr.Port)}}}},
-		AcceptMessageTypes: []pb.MessageType{pb.MessageType_LITE},
+		AcceptMessageTypes: p.types(),
 	}
+}
+
+func (p *proxy) types() []pb.MessageType {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.faults.untyped {
+		return []pb.MessageType{pb.MessageType_MESSAGE_TYPE_UNSPECIFIED}
+	}
+	return []pb.MessageType{pb.MessageType_LITE}
 }
 
 func (p *proxy) QueryRoute(_ context.Context, r *pb.QueryRouteRequest) (*pb.QueryRouteResponse, error) {

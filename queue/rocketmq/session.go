@@ -298,8 +298,13 @@ func (s *session) told(c *pb.TelemetryCommand) bool {
 		return true
 	}
 	s.heard.Store(time.Now().UnixNano())
-	if p := settings.GetPublishing(); p != nil && settings.GetBackoffPolicy() != nil {
-		settings.BackoffPolicy.MaxAttempts = 1 // Publish knows what is worth a retry
+	if p := settings.GetPublishing(); p != nil {
+		// The broker checks the type itself. The library would check it against a route it
+		// keeps for 30 s, which after a restart may say that the topic has no type.
+		p.ValidateMessageType = false
+		if settings.GetBackoffPolicy() != nil {
+			settings.BackoffPolicy.MaxAttempts = 1 // Publish knows what is worth a retry
+		}
 	}
 	if sub := settings.GetSubscription(); sub != nil {
 		ordered, one := true, int32(1)
