@@ -109,7 +109,7 @@ func (a *Agent) start(ctx context.Context, m *queue.Message, slot scheduler.Slot
 	runs, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r := a.newRun(m, newAttempt(), slot, cancel)
-	defer func() { a.core.release(time.Now(), r, false) }()
+	defer func() { a.core.release(time.Now(), r, reason.None, false) }()
 	if !a.core.begin(r) {
 		return queue.Suspend(againPause)
 	}

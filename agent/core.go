@@ -218,8 +218,9 @@ func (c *core) end(r *run) {
 }
 
 // release gives a run's place in the ledger back, once: when the engine is done
-// with it, which is before its record is. cut: its connection was closed on purpose.
-func (c *core) release(now time.Time, r *run, cut bool) {
+// with it, which is before its record is. why is how the attempt ended; cut: its
+// connection was closed on purpose.
+func (c *core) release(now time.Time, r *run, why reason.Reason, cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r.slot == 0 {
@@ -228,7 +229,11 @@ func (c *core) release(now time.Time, r *run, cut bool) {
 	if cut {
 		c.aborts.add(now)
 	}
-	c.sched.Release(now, r.slot)
+	if why == reason.Finished {
+		c.sched.Finish(now, r.slot)
+	} else {
+		c.sched.Release(now, r.slot)
+	}
 	r.slot = 0
 	c.fill(now)
 }

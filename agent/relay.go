@@ -35,7 +35,7 @@ func (a *Agent) relay(ctx context.Context, r *run) outcome {
 	if cut {
 		a.metrics.sent.Inc()
 	}
-	a.core.release(time.Now(), r, cut) // the engine is done with it, whatever its record needs
+	a.core.release(time.Now(), r, o.reason, cut) // the engine is done with it, whatever its record needs
 	return o
 }
 

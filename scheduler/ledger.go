@@ -15,6 +15,7 @@ type slot struct {
 	gen      uint32
 	used     bool // not in the free list
 	released bool // gone from the engine, kept until a sample can know it
+	freed    bool // its blocks are free for certain, whatever the last sample shows
 	stream   bool
 	cold     bool          // started before the engine's first token: teaches nothing
 	begin    time.Duration // reserved
@@ -43,6 +44,7 @@ type ledger struct {
 	pendSeqs   int           // sequences without a first token
 	credit     int           // tokens the last sample does not show, released ones included until a sample can know
 	partial    int           // of those, tokens of prompts in prefill that the gauge holds already
+	freed      int           // tokens in the last sample's gauge whose blocks are free by now
 	emptied    time.Duration // when live last became 0
 }
 
@@ -189,12 +191,18 @@ func (s *State) learn(t time.Duration, e *slot) {
 // Release takes a request out of the ledger. What the last sample does not show
 // of it stays in the credit until a sample that was asked for later: the engine
 // frees an aborted request only at the end of its step.
-func (s *State) Release(now time.Time, id Slot) {
+func (s *State) Release(now time.Time, id Slot) { s.leave(s.since(now), id, false) }
+
+// Finish is Release for an answer that came to its end. vLLM frees a finished
+// request's blocks before it sends the last token, so they count as free at once,
+// although the last sample still shows them.
+func (s *State) Finish(now time.Time, id Slot) { s.leave(s.since(now), id, true) }
+
+func (s *State) leave(t time.Duration, id Slot, freed bool) {
 	e := s.find(id)
 	if e == nil {
 		return
 	}
-	t := s.since(now)
 	s.live--
 	s.liveTokens -= e.held()
 	if !e.begun {
@@ -203,17 +211,20 @@ func (s *State) Release(now time.Time, id Slot) {
 	if s.live == 0 {
 		s.emptied = t
 	}
-	if e.held() == e.shown {
+	if freed {
+		s.credit -= e.held() - e.shown
+		s.freed += e.shown
+	} else if e.held() == e.shown {
 		s.drop(int(uint32(id) - 1))
 		return
 	}
-	e.released, e.end = true, t
+	e.released, e.freed, e.end = true, freed, t
 }
 
 // settle brings the ledger up to a sample that shows what happened until seen:
 // plain answers advance, what shows leaves the credit.
 func (s *State) settle(now, seen time.Duration) {
-	credit, ours, seqs, unseen := 0, 0, 0, 0
+	credit, ours, seqs, unseen, freed := 0, 0, 0, 0, 0
 	for i := range s.slots {
 		e := &s.slots[i]
 		if !e.used {
@@ -229,15 +240,19 @@ func (s *State) settle(now, seen time.Duration) {
 		if e.shown = 0; e.begun && e.first <= seen {
 			e.shown = e.held()
 		}
-		credit += e.held() - e.shown
+		if e.freed {
+			freed += e.shown
+		} else {
+			credit += e.held() - e.shown
+		}
 		if ours += e.shown; e.shown > 0 {
 			ours += e.seqs * halfBlock
-		} else {
+		} else if !e.freed {
 			unseen += e.prompt
 		}
 		seqs += e.seqs
 	}
-	s.credit, s.partial = credit, 0
+	s.credit, s.partial, s.freed = credit, 0, freed
 	if s.sample.Running+s.sample.Waiting <= seqs {
 		// Nobody else is there: what the gauge holds beyond what shows is the part of
 		// our pending prompts that is computed already.

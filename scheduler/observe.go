@@ -95,7 +95,7 @@ func (s *State) idle() bool { return s.live == 0 && s.credit == 0 && !s.busy() }
 
 // kv is the water level: the gauge plus what does not show in it yet.
 func (s *State) kv() float64 {
-	kv := s.sample.KV + s.share(s.unshown())
+	kv := max(s.sample.KV+s.share(s.unshown()-s.freed), 0)
 	if s.sample.Ranks > 1 && s.credit > 0 {
 		kv += s.cfg.Margin // the gauge is the fullest rank's; which rank takes the credit is not known
 	}

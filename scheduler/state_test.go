@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -308,5 +309,40 @@ func BenchmarkObserve(b *testing.B) {
 		now = now.Add(time.Microsecond)
 		p.At = now
 		s.Observe(now, p)
+	}
+}
+
+// TestFinishFreesAtOnce: what a finished answer held is off the level before a sample
+// shows it; what an aborted one held is not.
+func TestFinishFreesAtOnce(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for _, tt := range []struct {
+		name string
+		end  func(*State, time.Time, Slot)
+		want float64
+	}{{"finished", (*State).Finish, 0.2}, {"aborted", (*State).Release, 0.5}} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, err := New(DefaultConfig(), start)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now := start
+			sample := func(kv float64) {
+				now = now.Add(50 * time.Millisecond)
+				s.Observe(now, Sample{At: now, Asked: now.Add(-5 * time.Millisecond), KV: kv, Running: 2, KVTokens: 10_000, Ranks: 1})
+			}
+			sample(0)
+			id := s.Reserve(now, &Request{PromptTokens: 2900, ExpectedOut: 100, Sequences: 1, Stream: true})
+			s.Progress(now, id, 2900, 100)
+			sample(0.5) // 0.3 ours, 0.2 of others
+			tt.end(s, now, id)
+			if got := s.kv(); math.Abs(got-tt.want) > 1e-9 {
+				t.Errorf("level %v after the end, want %v", got, tt.want)
+			}
+			sample(0.2)
+			if got := s.kv(); math.Abs(got-0.2) > 1e-9 || s.credit != 0 || s.freed != 0 {
+				t.Errorf("level %v, credit %d, freed %d after a sample without it; want 0.2, 0, 0", got, s.credit, s.freed)
+			}
+		})
 	}
 }
