@@ -34,7 +34,7 @@ func workload(t *testing.T, rate float64, span time.Duration) []load.Arrival {
 func overload(t *testing.T, url string, change func(*load.Config)) load.Summary {
 	t.Helper()
 	cfg := load.Config{
-		URL: url, Model: "tiny", Arrivals: workload(t, 16, 20*time.Second), BytesPerToken: 4,
+		URL: url, Model: "tiny", Arrivals: workload(t, 16, 30*time.Second), BytesPerToken: 4,
 		Patience: 10 * time.Second, SLO: load.DefaultSLO, Seed: 1,
 	}
 	change(&cfg)
