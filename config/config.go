@@ -191,22 +191,28 @@ func caret(text []byte, line, column int) string {
 }
 
 func suggestion(name string, flags *pflag.FlagSet) string {
-	best, distance := "", 4
+	if near := Nearest(name, flags); near != "" {
+		return fmt.Sprintf("\n    did you mean %q?", near)
+	}
 	var names []string
 	flags.VisitAll(func(f *pflag.Flag) {
-		if NotASetting(f.Name) {
-			return
+		if !NotASetting(f.Name) {
+			names = append(names, f.Name)
 		}
-		names = append(names, f.Name)
-		if d := editDistance(strings.ReplaceAll(name, "_", "-"), f.Name); d < distance {
+	})
+	slices.Sort(names)
+	return "\n    known keys: " + strings.Join(names, ", ")
+}
+
+// Nearest is the flag that name was most likely meant to be, or "".
+func Nearest(name string, flags *pflag.FlagSet) string {
+	best, distance := "", 4
+	flags.VisitAll(func(f *pflag.Flag) {
+		if d := editDistance(strings.ReplaceAll(name, "_", "-"), f.Name); d < distance && !NotASetting(f.Name) {
 			best, distance = f.Name, d
 		}
 	})
-	if best != "" {
-		return fmt.Sprintf("\n    did you mean %q?", best)
-	}
-	slices.Sort(names)
-	return "\n    known keys: " + strings.Join(names, ", ")
+	return best
 }
 
 func editDistance(a, b string) int {

@@ -39,9 +39,9 @@ func (p *process) rest(e *vllmtest.Engine) rest {
 
 // descriptors counts the open files of this process.
 func descriptors(t *testing.T) int {
-	list, err := os.ReadDir("/proc/self/fd")
+	list, err := os.ReadDir("/dev/fd")
 	if err != nil {
-		t.Skip("no /proc to count descriptors in")
+		t.Fatal(err)
 	}
 	return len(list)
 }

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"penstock/config"
 )
 
 // Exit codes, listed in "penstock --help".
@@ -76,7 +80,13 @@ Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unhealthy, 4 not reachab
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usage("%w. See: %s --help", err, cmd.CommandPath())
+		hint := ""
+		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
+			if near := config.Nearest(unknown.GetSpecifiedName(), cmd.Flags()); near != "" {
+				hint = fmt.Sprintf(", did you mean --%s?", near)
+			}
+		}
+		return usage("%w%s See: %s --help", err, cmp.Or(hint, "."), cmd.CommandPath())
 	})
 	root.AddCommand(newStandalone(), newGateway(), newAgent(), newSim(), newDemo(), newConfig(), newKeys(), newDoctor(), newVersion())
 	for _, cmd := range root.Commands() {

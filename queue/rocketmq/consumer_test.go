@@ -21,9 +21,6 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the client library's fixed waits take 15 s")
-	}
 	t.Parallel()
 	conformance(t, func(t *testing.T) *fleet { return newFleet(t, newProxy(t, proxyFaults{}).addr, nil) }, 10*time.Second, 300*time.Millisecond)
 }
