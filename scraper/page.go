@@ -108,7 +108,12 @@ func (c *client) readBody(r io.Reader) error {
 	}
 }
 
+// transportError leaves out the page's address, which the log line has anyway and
+// which names every metric where the page is filtered.
 func transportError(err error) *Error {
+	if u := (*url.Error)(nil); errors.As(err, &u) {
+		err = u.Err
+	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return &Error{Problem: Timeout, Err: err}
