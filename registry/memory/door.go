@@ -50,10 +50,15 @@ type model struct {
 	used    time.Time
 	rate    float64 // expected tokens started per second, smoothed; 0 = never reported
 	rateAt  time.Time
-	starts  [startsWindow]struct {
-		second int64
-		tokens int
-	}
+	starts  [startsWindow]starts
+	behind  time.Duration // since when one request has waited behind another, or the last start from then
+}
+
+// starts is what was started in one second while more waited, and how long that took.
+type starts struct {
+	second int64
+	tokens int
+	took   time.Duration
 }
 
 // class is one tier of a model.
@@ -187,7 +192,7 @@ func (m *model) keep(c *class, v visitor, rate float64, excess, at time.Duration
 }
 
 // drain is the model's rate: as reported, smoothed; for 30 s the last known; then
-// what claims started in the last full seconds; else 0.
+// what claims started while more waited, by the time in which more waited; else 0.
 func (m *model) drain(reported float64, at time.Duration, now time.Time) float64 {
 	if reported > 0 && !math.IsInf(reported, 1) {
 		weight := 1.0
@@ -202,14 +207,23 @@ func (m *model) drain(reported float64, at time.Duration, now time.Time) float64
 		return m.rate
 	}
 	second := int64(at / time.Second)
-	oldest, tokens := second, 0
+	tokens, took := 0, time.Millisecond
 	for _, s := range m.starts {
-		if age := second - s.second; s.tokens > 0 && age > 0 && age < startsWindow {
+		if second-s.second < startsWindow {
 			tokens += s.tokens
-			oldest = min(oldest, s.second)
+			took += s.took
 		}
 	}
-	return float64(tokens) / float64(max(second-oldest, 1))
+	if m.waiting() > 1 {
+		took += m.since(at)
+	}
+	return float64(tokens) / took.Seconds()
+}
+
+// since is how long one has waited behind another since the last start. An outage
+// counts as the whole window and no more, to be forgotten soon.
+func (m *model) since(at time.Duration) time.Duration {
+	return min(at-m.behind, startsWindow*time.Second)
 }
 
 // started learns from a request that starts now.
@@ -220,13 +234,16 @@ func (d *door) started(rec *record, now time.Time) {
 	}
 	// A start counts towards the rate only while more waits: else it says how much
 	// came, not how much could go.
-	second := int64(now.Sub(d.epoch) / time.Second)
-	s := &m.starts[second%startsWindow]
-	if s.second != second {
-		s.second, s.tokens = second, 0
-	}
 	if m.waiting() > 0 {
+		at := now.Sub(d.epoch)
+		second := int64(at / time.Second)
+		s := &m.starts[second%startsWindow]
+		if s.second != second {
+			*s = starts{second: second}
+		}
 		s.tokens += rec.tokens
+		s.took += m.since(at)
+		m.behind = at
 	}
 	if rec.forecast.known && rec.tries == 0 {
 		m.classes[rec.lane.Tier].learn(rec.forecast.wait, now.Sub(rec.opened))

@@ -96,10 +96,14 @@ func (r *Registry) shift(rec *record, sign int, now time.Time) {
 	if !rec.counted {
 		return
 	}
-	c, l := r.door.model(rec.lane.Model, now).class(rec.lane.Tier, rec.rank), r.lanes[rec.lane]
+	m, l := r.door.model(rec.lane.Model, now), r.lanes[rec.lane]
+	c := m.class(rec.lane.Tier, rec.rank)
 	before := l.share.requests
 	l.share.add(sign, sign*rec.tokens)
 	c.share.add(sign, sign*rec.tokens)
+	if sign > 0 && m.waiting() == 2 {
+		m.behind = now.Sub(r.door.epoch)
+	}
 	switch {
 	case before == 0:
 		c.lanes++

@@ -145,6 +145,35 @@ func testRate(r *rig) {
 	}
 }
 
+// testUnderload: what comes seldom says little of how much could go.
+func testUnderload(r *rig) {
+	silent := func(id string) registry.Admission {
+		r.Helper()
+		return r.openAs(registry.Request{ID: id, Lane: chat, Tokens: 100, Bytes: 10, Limit: time.Second}, engines)
+	}
+	for i := range 8 {
+		first, second := "first "+strconv.Itoa(i), "second "+strconv.Itoa(i)
+		silent(first)
+		silent(second)
+		r.Advance(20 * time.Millisecond)
+		r.run(first, "a")
+		r.run(second, "a")
+		r.finish(first, "a", true)
+		r.finish(second, "a", true)
+		r.Advance(time.Second)
+	}
+	// 100 tokens in each 20 ms with work: 5,000 per second.
+	for i := range LaneRequests - 1 {
+		if a := silent("burst " + strconv.Itoa(i)); a.Reason != reason.OK {
+			r.Fatalf("open %d of a burst on an idle fleet: %+v, want ok", i, a)
+		}
+	}
+	r.Advance(8 * time.Second)
+	if a := silent("late"); a.Reason != reason.Overloaded {
+		r.Errorf("open when nothing of the burst has started for 8 s: %+v, want overloaded", a)
+	}
+}
+
 func testRest(r *rig) {
 	const n = 500
 	for i := range n {

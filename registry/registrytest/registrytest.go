@@ -88,6 +88,7 @@ func Run(t *testing.T, with With) {
 		{"tiers and lanes wait for their own", testFairDoor},
 		{"a place is kept for who comes back", testPlace},
 		{"the drain rate is remembered", testRate},
+		{"what comes seldom says little of the rate", testUnderload},
 		{"engines are listed until long gone", testDirectory},
 		{"nothing stays at rest", testRest},
 	} {

@@ -7,7 +7,8 @@
 --   lane:<lane>      hash    n, b: requests and bytes outstanding; q, t: requests and
 --                            tokens waiting; t<shard>: tokens outstanding. No field is 0
 --   model:<model>    hash    <tier>:o outstanding, :q :t :b waiting, :l lanes with
---                            something waiting; and what the door knows (door.lua)
+--                            something waiting; w: requests waiting in all tiers; and
+--                            what the door knows (door.lua)
 --   bytes            number  outstanding over all lanes
 --   models           zset    names, by last use
 --   lanes, lanes:*           the lane directory (lanes.lua)
@@ -112,6 +113,7 @@ local function shift(c, out, waiting)
     add(model, tier .. 'q', waiting)
     add(model, tier .. 't', waiting * c.tokens)
     add(model, tier .. 'b', waiting * c.bytes)
+    if add(model, 'w', waiting) == 2 and waiting > 0 then call('HSET', model, 'behind', now) end
   end
 end
 
@@ -165,20 +167,14 @@ end
 -- started is called when a request has left its lane to run. A start counts towards
 -- the rate only while more waits: else it says how much came, not how much could go.
 local function started(r)
-  local key, waits = P .. 'model:' .. r.model, 0
-  local second = math.floor(now / 1000)
+  local key, second = P .. 'model:' .. r.model, math.floor(now / 1000)
   local slot = second % STARTS
-  local flat = call('HGETALL', key)
-  local before, tokens = nil, 0
-  for i = 1, #flat, 2 do
-    local field = flat[i]
-    if string.sub(field, -2) == ':q' then waits = waits + tonumber(flat[i + 1])
-    elseif field == 's' .. slot then before = tonumber(flat[i + 1])
-    elseif field == 'n' .. slot then tokens = tonumber(flat[i + 1]) end
-  end
-  if waits > 0 then
-    if before ~= second then tokens = 0 end
-    call('HSET', key, 's' .. slot, second, 'n' .. slot, tokens + r.tokens)
+  local at, n, took = 's' .. slot, 'n' .. slot, 'b' .. slot
+  local known = call('HMGET', key, 'w', 'behind', at, n, took)
+  if known[1] then
+    local same = tonumber(known[3]) == second
+    local since = math.min(now - tonumber(known[2] or now), STARTS * 1000)
+    call('HSET', key, at, second, n, (same and tonumber(known[4]) or 0) + r.tokens, took, (same and tonumber(known[5]) or 0) + since, 'behind', now)
   end
   if r.forecast ~= '' and r.tries == 1 then learn(r, now - r.opened) end
 end

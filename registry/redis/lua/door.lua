@@ -2,8 +2,10 @@
 -- The arithmetic is that of registry/memory (DESIGN.md one level up).
 --
 -- In model:<model>: rate and rate_at, the drain rate in tokens per second, smoothed;
--- s<i>, n<i>: a second and the tokens started in it. Per tier: :k its rank, :e :d the
--- forecasts' errors, :v how often a kept place is taken (EWMA).
+-- s<i>, n<i>, b<i>: a second, the tokens started in it while more waited, and how long
+-- that took; behind: since when one request has waited behind another, or the last
+-- start from then. Per tier: :k its rank, :e :d the forecasts' errors, :v how often a
+-- kept place is taken (EWMA).
 --   due:<class>        hash  slot -> tokens told to come back in it, and <slot>n ->
 --                            places among them that can be known by their fingerprint
 --   due:<class>:<fp>   zset  refused ids of a fingerprint, by slot
@@ -30,7 +32,8 @@ local function read_model(name)
 end
 
 -- drain is the rate: as reported, smoothed over a second; for RATE_KEPT the last
--- known; then what was started in the last full seconds; else 0.
+-- known; then what was started while more waited, by the time in which more waited. An
+-- outage counts as the whole window and no more, to be forgotten soon.
 local function drain(m, key, reported)
   if reported > 0 then
     local rate, weight = m.rate or 0, 1
@@ -40,16 +43,14 @@ local function drain(m, key, reported)
     return rate
   end
   if m.rate and now - m.rate_at <= RATE_KEPT then return m.rate end
-  local second, tokens = math.floor(now / 1000), 0
-  local oldest = second
+  local second, tokens, took = math.floor(now / 1000), 0, 1
   for i = 0, STARTS - 1 do
-    local at, n = m['s' .. i], m['n' .. i] or 0
-    if at and n > 0 and second - at > 0 and second - at < STARTS then
-      tokens = tokens + n
-      oldest = math.min(oldest, at)
+    if m['s' .. i] and second - m['s' .. i] < STARTS then
+      tokens, took = tokens + m['n' .. i], took + m['b' .. i]
     end
   end
-  return tokens / math.max(second - oldest, 1)
+  if m.behind and (m.w or 0) > 1 then took = took + math.min(now - m.behind, STARTS * 1000) end
+  return tokens / took * 1000
 end
 
 -- ahead is what would start before the visitor: the backlog of its tier and the
