@@ -19,6 +19,9 @@ lint: ## gofumpt, vet and the short linter list
 gen: ## regenerate golden files; read the diff before committing it
 	go test ./scheduler ./sim/engine ./gateway ./queue/rocketmq ./cmd/penstock -rewrite
 
+proto: ## regenerate proto/ and check it against the last release
+	scripts/proto
+
 bench: ## the benchmarks whose figures docs/benchmarks.md quotes
 	go test -run '^$$' -bench . -benchmem ./scraper ./scheduler ./vllm ./queue/memory ./response ./gateway ./agent ./registry/memory
 	go build -trimpath -o bin/penstock ./cmd/penstock
@@ -37,4 +40,4 @@ fmt: ## format the code
 	@scripts/install-tools.sh lint
 	$(TOOLS_BIN)/gofumpt -w .
 
-.PHONY: help build test lint gen bench sim e2e chaos fmt
+.PHONY: help build test lint gen proto bench sim e2e chaos fmt

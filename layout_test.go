@@ -43,9 +43,11 @@ var allowed = map[string][]string{
 	"vllm/simengine": {"sim/engine"},
 	"vllm/vllmtest":  {"vllm/simengine", "sim/engine"},
 
+	"proto/penstock/v1": {},
+
 	"admin": {},
 	"agent": {
-		"abort", "admin", "fleet", "lane", "queue", "reason", "registry", "response", "scheduler", "scraper", "vllm",
+		"abort", "admin", "fleet", "lane", "proto/penstock/v1", "queue", "reason", "registry", "response", "scheduler", "scraper", "vllm",
 	},
 	"gateway": {
 		"admin", "cost", "fleet", "lane", "queue", "reason", "registry", "response",

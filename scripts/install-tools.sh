@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # install-tools.sh [GROUP...]: the pinned developer tools, into $TOOLS_BIN (.tools/bin).
-# Groups: lint (default), test. A tool that is there at its version is not built again.
+# Groups: lint (default), test, proto. A tool that is there at its version is not built again.
 set -euo pipefail
 bin=${TOOLS_BIN:-$PWD/.tools/bin}
 mkdir -p "$bin"
@@ -18,6 +18,7 @@ for group in "$@"; do
   case $group in
   lint) want mvdan.cc/gofumpt@v0.12.0 github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0 ;;
   test) want golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da ;;
-  *) echo "install-tools.sh: unknown group '$group'; groups are: lint test" >&2; exit 2 ;;
+  proto) want github.com/bufbuild/buf/cmd/buf@v1.75.0 google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12 google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2 ;;
+  *) echo "install-tools.sh: unknown group '$group'; groups are: lint test proto" >&2; exit 2 ;;
   esac
 done
