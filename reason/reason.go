@@ -37,6 +37,8 @@ const (
 	Asleep   // the engine sleeps or is paused
 	Draining // this node or gateway is going away
 	Starting // no good sample since start
+	GPULost  // a GPU of the engine has fallen off the bus or needs a reset
+	GPUFault // the driver reported a fatal error (XID) on a GPU of the engine
 
 	// Why a delivery is not started.
 
@@ -85,6 +87,7 @@ var names = [end]string{
 	KVHigh: "kv_high", KVBand: "kv_band", KVCredit: "kv_credit", WaitingHigh: "waiting_high",
 	WaitingSome: "waiting", PrefillBusy: "prefill_busy", Cold: "cold_start", Late: "late", PeerFree: "peer_free", RoomFull: "room_full",
 	Stale: "stale", Blind: "blind", Stuck: "stuck", Asleep: "asleep", Draining: "draining", Starting: "starting",
+	GPULost: "gpu_lost", GPUFault: "gpu_fault",
 	Aborted: "aborted", DeadlinePassed: "queue_deadline_exceeded", TooLarge: "too_large", AlreadyDone: "already_done",
 	LiveOwner: "live_owner", TriesUsed: "tries_used", Paced: "lane_pace", Orphan: "orphan", RecordStoreAway: "record_store_away", BrokerAway: "broker_away",
 	Finished: "finished", EngineRefused: "engine_refused", EngineBusy: "engine_busy", EngineDown: "engine_down", EngineDrained: "engine_draining",
