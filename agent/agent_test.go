@@ -177,9 +177,13 @@ func TestDebugState(t *testing.T) {
 	n := newNode(t).run()
 	m := n.send(n.message(4))
 	n.outcome(m.ID)
+	n.agent.away("renew", errAway)
 	text, err := json.Marshal(n.agent.DebugState())
 	if err != nil || !strings.Contains(string(text), `"id":"`+m.ID+`","action":"start","reason":"ok"`) {
 		t.Errorf("state: got %s, %v, want the start of %s", text, err, m.ID)
+	}
+	if s := n.agent.state(time.Now(), 1); s.Why != "" || s.Store == nil || s.Store.Call != "renew" || s.Store.Error != errAway.Error() {
+		t.Errorf("state: got why %q, store %+v; want ready and the call that failed", s.Why, s.Store)
 	}
 	row := n.agent.Row(time.Now())
 	if !row.Serves("q", time.Now()) || row.Freeness == 0 || row.Node != "node-1" {
@@ -191,7 +195,7 @@ func TestDebugState(t *testing.T) {
 func TestPeers(t *testing.T) {
 	now := time.Unix(1000, 0)
 	row := func(node, model string, state reason.Reason, age time.Duration) fleet.Row {
-		return fleet.Row{Node: node, Models: []string{model}, State: state, Freeness: 100, At: now.Add(-age)}
+		return fleet.Row{Engine: fleet.ID(node), Models: fleet.Models(model), State: state, Freeness: 100, At: now.Add(-age)}
 	}
 	got := peers([]fleet.Row{
 		row("self", "q", reason.OK, 0), row("a", "q", reason.OK, 0), row("b", "q", reason.Stale, 0),

@@ -31,6 +31,7 @@ type core struct {
 	bad      error     // why the last scrape was bad; nil = it was good
 	dead     bool      // the engine's process is gone, says its HTTP side
 	models   []string  // sorted; replaced, never changed
+	unnamed  error     // why the engine did not say its models when last asked; nil = it did
 	longest  int       // max_model_len; 0 = not known
 	listen   []func()  // told after health changed
 	failed   time.Time // when the engine failed a start; zero once a later sample was good

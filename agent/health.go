@@ -2,11 +2,17 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	"penstock/reason"
 	"penstock/scheduler"
+	"penstock/scraper"
+	"penstock/vllm"
 )
 
 const (
@@ -113,8 +119,27 @@ type Health struct {
 	Ready  bool
 	Reason reason.Reason // OK, or why not ready
 	Models []string      // served now, sorted; empty while not known
+	Since  time.Time     // not ready since then; zero = ready, or about to be
+	Cause  string        // of a Reason, on one line of at most causeLen bytes without addresses; "" = not known
 }
 
+// Why is what a person is told who asks why it is not ready: "blind 12 s:
+// connection refused". "" while ready.
+func (h Health) Why(now time.Time) string {
+	if h.Ready {
+		return ""
+	}
+	text := h.Reason.String()
+	if !h.Since.IsZero() {
+		text += fmt.Sprintf(" %d s", now.Sub(h.Since)/time.Second)
+	}
+	if h.Cause != "" {
+		text += ": " + h.Cause
+	}
+	return text
+}
+
+// equal is without what changes all the time.
 func (h Health) equal(o Health) bool {
 	return h.Ready == o.Ready && h.Reason == o.Reason && slices.Equal(h.Models, o.Models)
 }
@@ -133,9 +158,58 @@ func (c *core) healthNow() Health {
 	case usable(c.health.condition): // not good for long enough yet, or no models
 		h.Reason = reason.Starting
 	default:
-		h.Reason = c.health.condition
+		h.Reason, h.Since = c.health.condition, c.health.bad
+	}
+	if !h.Ready {
+		h.Cause = c.cause()
 	}
 	return h
+}
+
+// cause is why the engine is not ready, where more is known than the reason.
+func (c *core) cause() string {
+	switch {
+	case c.health.condition == reason.Stuck:
+		return fmt.Sprintf("%d running, %d waiting, nothing moves", c.last.Running, c.last.Waiting)
+	case c.health.condition == reason.EngineDown && c.dead:
+		return "/health says that its process is dead"
+	case c.bad != nil:
+		return brief(c.bad)
+	case len(c.models) == 0:
+		return brief(c.unnamed)
+	}
+	return ""
+}
+
+// causeLen bounds a cause: probes and refusals show it on one line.
+const causeLen = 120
+
+// brief is what went wrong with a call to the engine, without the address and the
+// calls around it.
+func brief(err error) string {
+	var (
+		errno  syscall.Errno
+		page   *scraper.Error
+		answer *vllm.Error
+	)
+	text := ""
+	switch {
+	case err == nil:
+	case errors.As(err, &errno):
+		text = errno.Error()
+	case errors.Is(err, context.DeadlineExceeded):
+		text = "no answer in time"
+	case errors.As(err, &page):
+		text = strings.TrimPrefix(page.Error(), "scrape: ")
+	case errors.As(err, &answer) && answer.Status != 0:
+		text = fmt.Sprintf("its API answers %d", answer.Status)
+	default:
+		for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+			text = inner.Error()
+		}
+	}
+	text = strings.Join(strings.Fields(text), " ")
+	return text[:min(len(text), causeLen)]
 }
 
 // wants is what health checks are to be told, the models whose lanes are to be

@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"penstock/registry"
 	"penstock/response"
 	"penstock/scheduler"
+	"penstock/scraper"
 	"penstock/vllm"
 )
 
@@ -96,15 +99,16 @@ func TestEngineFaults(t *testing.T) {
 		work   bool // something runs
 		within time.Duration
 		want   reason.Reason
+		why    string // 3 s after
 	}{
-		{"page away", func(f *fakeEngine) { f.away = true }, func(f *fakeEngine) { f.away = false }, false, 1200 * time.Millisecond, reason.Blind},
-		{"asleep", func(f *fakeEngine) { f.sample.Asleep = true }, func(f *fakeEngine) { f.sample.Asleep = false }, false, 100 * time.Millisecond, reason.Asleep},
-		{"hung", func(f *fakeEngine) { f.still = true }, func(f *fakeEngine) { f.still = false }, true, 6 * time.Second, reason.Stuck},
+		{"page away", func(f *fakeEngine) { f.away = true }, func(f *fakeEngine) { f.away = false }, false, 1200 * time.Millisecond, reason.Blind, "blind 3 s: page away"},
+		{"asleep", func(f *fakeEngine) { f.sample.Asleep = true }, func(f *fakeEngine) { f.sample.Asleep = false }, false, 100 * time.Millisecond, reason.Asleep, "asleep 3 s"},
+		{"hung", func(f *fakeEngine) { f.still = true }, func(f *fakeEngine) { f.still = false }, true, 6 * time.Second, reason.Stuck, "stuck 3 s: 4 running, 0 waiting, nothing moves"},
 		{
 			"restarted with another model", func(f *fakeEngine) { f.away = true },
 			func(f *fakeEngine) {
 				f.away, f.sample.Restarted, f.sample.Steps, f.models = false, true, 0, []vllm.Model{{ID: "r"}}
-			}, false, 1200 * time.Millisecond, reason.Blind,
+			}, false, 1200 * time.Millisecond, reason.Blind, "blind 3 s: page away",
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -125,6 +129,9 @@ func TestEngineFaults(t *testing.T) {
 				time.Sleep(3 * time.Second)
 				if n.agent.state(time.Now(), 0).Taking {
 					t.Error("lanes: got taken 3 s later, want given up")
+				}
+				if h := n.agent.Health(); h.Why(time.Now()) != tc.why {
+					t.Errorf("why: got %q, want %q", h.Why(time.Now()), tc.why)
 				}
 				if e := n.directory(); e.State != tc.want {
 					t.Errorf("directory: got %v, want %v", e.State, tc.want)
@@ -151,6 +158,25 @@ func TestEngineFaults(t *testing.T) {
 	}
 }
 
+// TestBrief: what went wrong, on one line, without the engine's address.
+func TestBrief(t *testing.T) {
+	_, refused := net.Dial("tcp", "127.0.0.1:1")
+	get := func(err error) error { return &url.Error{Op: "Get", URL: "http://gpu1:8000/metrics", Err: err} }
+	for want, err := range map[string]error{
+		"":                   nil,
+		"connection refused": &scraper.Error{Problem: scraper.Unreachable, Err: refused},
+		"no answer in time":  &scraper.Error{Problem: scraper.Timeout, Err: get(context.DeadlineExceeded)},
+		"missing_name vllm:kv_cache_usage_perc: not on the page": &scraper.Error{Problem: scraper.Missing, Name: "vllm:kv_cache_usage_perc", Err: errors.New("not on\nthe page")},
+		"its API answers 401":    &vllm.Error{Reason: reason.EngineDown, Status: 401, Err: errors.New("http://gpu1:8000/v1/models: status 401: key")},
+		"no such host":           &vllm.Error{Err: get(errors.New("no such host"))},
+		strings.Repeat("x", 120): errors.New(strings.Repeat("x", 1000)),
+	} {
+		if got := brief(err); got != want {
+			t.Errorf("brief(%v) = %q, want %q", err, got, want)
+		}
+	}
+}
+
 func (n *node) directory() registry.Engine {
 	n.t.Helper()
 	synctest.Wait()
@@ -169,8 +195,8 @@ func TestNoModels(t *testing.T) {
 		n.fake.models = nil
 		n.start()
 		time.Sleep(5 * time.Second)
-		if h := n.agent.Health(); h.Ready || h.Reason != reason.Starting || n.directory().State != reason.Starting {
-			t.Errorf("health: got %+v, directory %+v, want starting", h, n.directory())
+		if h := n.agent.Health(); h.Ready || h.Reason != reason.Starting || n.directory().State != reason.Starting || h.Why(time.Now()) != "starting: no models" {
+			t.Errorf("health: got %+v, directory %+v, want starting, for want of models", h, n.directory())
 		}
 		n.fake.set(func(f *fakeEngine) { f.models = []vllm.Model{{ID: "b", MaxModelLen: 100}, {ID: "a", MaxModelLen: 200}} })
 		n.until("ready", func() bool { return n.agent.Health().Ready })

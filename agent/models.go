@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -19,6 +20,9 @@ const (
 	// askWithin bounds one call.
 	modelsAgain, askWithin = time.Second, 2 * time.Second
 )
+
+// errNoModels is an engine that is up and serves nothing.
+var errNoModels = errors.New("it names no model")
 
 // upstream is the vLLM client as the agent uses it: a seam for tests.
 type upstream struct {
@@ -63,7 +67,11 @@ func (a *Agent) askOnce(ctx context.Context) bool {
 	call, cancel := context.WithTimeout(ctx, askWithin)
 	list, err := a.engine.models(call)
 	cancel()
-	if err != nil || len(list) == 0 {
+	if err == nil && len(list) == 0 {
+		err = errNoModels
+	}
+	a.core.named(err)
+	if err != nil {
 		a.log.Debug("engine did not say its models", "err", err)
 		return len(a.core.served()) > 0 // an engine that hangs keeps the names it had
 	}
@@ -126,6 +134,13 @@ func (c *core) served() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.models
+}
+
+// named takes whether the engine said its models.
+func (c *core) named(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unnamed = err
 }
 
 // setModels reports whether they differ from those before. names is not changed

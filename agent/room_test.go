@@ -21,7 +21,7 @@ func (n *node) deliver(m *queue.Message) chan queue.Result {
 	return result
 }
 
-func (n *node) held() []string { return n.agent.state(time.Now(), 0).Room }
+func (n *node) held() []Held { return n.agent.state(time.Now(), 0).Room }
 
 func TestRoomBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

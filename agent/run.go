@@ -86,6 +86,7 @@ type Agent struct {
 	told      Health       // what listeners heard last; the watch goroutine's
 	taking    []string     // models whose lanes are subscribed; the watch goroutine's
 	awayUntil atomic.Int64 // unix nanoseconds before which a store that is away is not logged again
+	stumbled  atomic.Pointer[StoreFailure]
 }
 
 // New checks cfg, registers the metrics and starts nothing.
@@ -258,9 +259,10 @@ func (a *Agent) renew(ctx context.Context, now time.Time) {
 	})
 }
 
-// away logs that the record store failed, at most once per awayEvery.
+// away notes that the record store failed, and logs it at most once per awayEvery.
 func (a *Agent) away(call string, err error) {
 	now := time.Now()
+	a.stumbled.Store(&StoreFailure{Call: call, Error: err.Error(), At: now})
 	if until := a.awayUntil.Load(); now.UnixNano() >= until && a.awayUntil.CompareAndSwap(until, now.Add(awayEvery).UnixNano()) {
 		a.log.Warn("record store failed", "call", call, "err", err)
 	}
@@ -274,9 +276,10 @@ func (a *Agent) peers(now time.Time) []scheduler.Peer {
 // models.
 func peers(rows []fleet.Row, self string, models []string, now time.Time) []scheduler.Peer {
 	var out []scheduler.Peer
+	me := fleet.ID(self)
 	for i := range rows {
 		row := &rows[i]
-		if row.Node == self || !slices.ContainsFunc(models, func(m string) bool { return row.Serves(m, now) }) {
+		if row.Engine == me || !slices.ContainsFunc(models, func(m string) bool { return row.Serves(m, now) }) {
 			continue
 		}
 		out = append(out, scheduler.Peer{CanStart: row.State == reason.OK && row.Freeness > 0, Freeness: row.Freeness, At: row.At})

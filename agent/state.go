@@ -50,30 +50,74 @@ type State struct {
 	Condition string           `json:"condition"`
 	Gate      string           `json:"gate"` // ok, or what is in a small request's way
 	Ready     bool             `json:"ready"`
-	Taking    bool             `json:"taking"`  // lanes are subscribed
-	Running   int              `json:"running"` // deliveries between claim and result
+	Why       string           `json:"why,omitempty"` // not ready, for how long and its cause
+	Taking    bool             `json:"taking"`        // lanes are subscribed
+	Draining  bool             `json:"draining"`
+	Running   int              `json:"running"` // deliveries between start and result
 	Sample    scheduler.Sample `json:"sample"`
 	Problem   string           `json:"problem,omitempty"` // why the last scrape was bad
 	View      scheduler.View   `json:"view"`
-	Room      []string         `json:"room"`      // ids of held heads
+	Room      []Held           `json:"room"`
+	Runs      []Run            `json:"runs"` // at most shownRuns, in no order
+	Store     *StoreFailure    `json:"store_failure,omitempty"`
 	Decisions []Decision       `json:"decisions"` // newest first
 }
 
-// state shows the last n verdicts and everything else there is.
+// Held is a head in the room.
+type Held struct {
+	ID     string `json:"id"`
+	Lane   string `json:"lane"`
+	Reason string `json:"reason"` // what holds it
+}
+
+// Run is one attempt that runs here.
+type Run struct {
+	ID      string  `json:"id"`
+	Attempt string  `json:"attempt"` // the engine's name for it, in its log too
+	Age     float64 `json:"age_seconds"`
+	Renewed float64 `json:"renewed_seconds"` // since its ownership was confirmed; at 30 it is closed; -1 = not claimed yet
+	Tries   int     `json:"tries"`
+	Relayed bool    `json:"relayed"` // a byte went to the client: it will not run again
+}
+
+// StoreFailure is the last call to the record store that failed.
+type StoreFailure struct {
+	Call  string    `json:"call"`
+	Error string    `json:"error"`
+	At    time.Time `json:"at"`
+}
+
+// shownRuns bounds State.Runs.
+const shownRuns = 100
+
+// state shows the last n verdicts and everything else there is; with n = 0 no runs.
 func (a *Agent) state(now time.Time, n int) State {
 	c := a.core
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := State{
-		Node: a.cfg.Node, Pool: a.cfg.Pool, Models: c.models, Ready: c.health.serving(), Taking: c.health.taking,
-		Running: len(c.runs), Sample: c.last, View: c.view(now), Decisions: c.verdicts.last(n),
+		Node: a.cfg.Node, Pool: a.cfg.Pool, Models: c.models, Ready: c.health.serving(), Why: c.healthNow().Why(now), Taking: c.health.taking,
+		Draining: c.draining, Running: len(c.runs), Sample: c.last, View: c.view(now), Store: a.stumbled.Load(), Decisions: c.verdicts.last(n),
 	}
 	s.Condition, s.Gate = s.View.Condition.String(), s.View.Gate.String()
 	if c.bad != nil {
 		s.Problem = c.bad.Error()
 	}
 	for _, h := range c.room.heads {
-		s.Room = append(s.Room, h.id)
+		s.Room = append(s.Room, Held{ID: h.id, Lane: h.lane.String(), Reason: h.hold.Reason.String()})
+	}
+	if n == 0 {
+		return s
+	}
+	for _, r := range c.runs {
+		if len(s.Runs) == shownRuns {
+			break
+		}
+		shown := Run{ID: r.m.ID, Attempt: r.attempt, Age: now.Sub(r.began).Seconds(), Renewed: -1, Relayed: r.first.Load()}
+		if !r.renewed.IsZero() {
+			shown.Renewed, shown.Tries = now.Sub(r.renewed).Seconds(), r.tries // written before the claim was noted
+		}
+		s.Runs = append(s.Runs, shown)
 	}
 	return s
 }
@@ -89,9 +133,9 @@ func (a *Agent) Row(now time.Time) fleet.Row {
 		v.Freeness = 0
 	}
 	return fleet.Row{
-		Node: a.cfg.Node, Models: c.models, Pool: a.cfg.Pool, State: v.Condition,
+		Engine: fleet.ID(a.cfg.Node), Node: a.cfg.Node, Models: fleet.Models(c.models...), Pool: a.cfg.Pool, State: v.Condition,
 		Running: v.Running, Waiting: v.Waiting, KV: v.KV, Step: v.StepTime, Freeness: v.Freeness,
-		DrainRate: v.DrainRate, FirstToken: v.FirstToken, At: now,
+		DrainRate: v.DrainRate, FirstToken: v.FirstToken, Start: v.Start, At: now,
 	}
 }
 
