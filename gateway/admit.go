@@ -31,8 +31,9 @@ type exchange struct {
 	id, label, tenant string
 	request           request
 	limits            limits
-	known             bool // the directory knows the model
-	queued            bool // it was put into its lane
+	known             bool     // the directory knows the model
+	queued            bool     // it was put into its lane
+	told              *refusal // how it was refused or failed; nil = it was not, or in the engine's words
 	waiter            *waiter
 	relay             relay
 }
@@ -180,8 +181,7 @@ func (x *exchange) queue() *refusal {
 	now := time.Now()
 	drain, firstToken := g.directory.drain(p.model, known, now)
 	if drain.Engines == 0 {
-		f := noEngine(p.model, known, now)
-		return &f
+		return g.noEngine(p.model, known, now)
 	}
 	m := &queue.Message{
 		Version: queue.Version, ID: x.id, Lane: key, Path: p.path,
@@ -193,10 +193,11 @@ func (x *exchange) queue() *refusal {
 	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
 	defer cancel()
 	var admitted registry.Admission
+	limit := x.limits.door(firstToken)
 	err = x.persist(ctx, func() (err error) {
 		admitted, err = g.deps.Records.Open(ctx, registry.Request{
 			ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
-			Tokens: m.Tokens(), Bytes: len(p.body), Limit: x.limits.door(firstToken), Fingerprint: fingerprint(key, p),
+			Tokens: m.Tokens(), Bytes: len(p.body), Limit: limit, Fingerprint: fingerprint(key, p),
 		}, drain)
 		return err
 	})
@@ -204,7 +205,7 @@ func (x *exchange) queue() *refusal {
 		return x.notQueued(err, reason.RecordStoreAway)
 	}
 	if admitted.Reason != reason.OK {
-		return &refusal{reason: admitted.Reason, model: p.model, ahead: admitted.Ahead, wait: admitted.Wait, retry: admitted.RetryAfter}
+		return &refusal{reason: admitted.Reason, model: p.model, ahead: admitted.Ahead, wait: admitted.Wait, limit: limit, retry: admitted.RetryAfter}
 	}
 	m.Shard = admitted.Shard
 	if err := g.deps.Publish(ctx, m); err != nil {
@@ -288,7 +289,7 @@ func (x *exchange) seed() byte { return x.id[0] ^ x.id[1]<<4 }
 
 // refuse answers a request that was never relayed, with a true status.
 func (x *exchange) refuse(f *refusal) {
-	f.seed = x.seed()
+	f.seed, x.told = x.seed(), f
 	if f.reason == reason.ClientGone {
 		x.hangUp()
 		x.finish(statusClientGone, reason.ClientGone, response.Usage{})

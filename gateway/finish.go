@@ -23,6 +23,9 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	if end != succeeded && end != aborted {
 		g.metrics.refused(status, why)
 	}
+	if end != succeeded {
+		x.remember(now, status, end, why)
+	}
 	if why == reason.Finished && used.Known {
 		g.prices.learn(x.tenant, &x.request, used)
 	}

@@ -51,7 +51,10 @@ type Deps struct {
 	// mailbox is several streams; optional.
 	Address func(reply, id string) string
 	// Rows returns the engines' rows; optional.
-	Rows    func() []fleet.Row
+	Rows func() []fleet.Row
+	// Cause says on one line why an engine takes no work; "" = not known, or it does.
+	// Optional.
+	Cause   func(node string) string
 	Metrics prometheus.Registerer
 	Log     *slog.Logger
 }
@@ -63,11 +66,13 @@ type Gateway struct {
 	directory directory
 	prices    prices
 	waiters   *waiters
+	journal   journal
 	metrics   *metrics
 	mux       *http.ServeMux
 	reply     string // this incarnation's mailbox address
 	started   time.Time
 	mailbox   func() (closeMailbox func(), err error) // opens it at its first call
+	mailState atomic.Pointer[string]                  // Mailbox.State
 
 	warned sync.Map // call to time.Time of its last warning; a few fixed keys
 
@@ -106,13 +111,26 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		directory: directory{from: deps.Directory, rows: deps.Rows, rates: map[string]rate{}},
 		prices:    prices{estimate: estimate},
 		waiters:   newWaiters(),
+		journal:   journal{byReason: map[reason.Reason]*Failures{}},
 		reply:     newID(),
 		started:   time.Now(),
 		empty:     make(chan struct{}, 1),
 	}
-	g.mailbox = sync.OnceValues(func() (func(), error) { return deps.OpenMailbox(g.reply, g.waiters.handle) })
+	state := "closed"
+	g.mailState.Store(&state)
+	g.mailbox = sync.OnceValues(g.openMailbox)
 	g.routes()
 	return g, nil
+}
+
+func (g *Gateway) openMailbox() (func(), error) {
+	closeMailbox, err := g.deps.OpenMailbox(g.reply, g.waiters.handle)
+	state := "open"
+	if err != nil {
+		state = err.Error()
+	}
+	g.mailState.Store(&state)
+	return closeMailbox, err
 }
 
 func (g *Gateway) routes() {

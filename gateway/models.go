@@ -41,6 +41,7 @@ type directory struct {
 
 type reading struct {
 	at      time.Time
+	engines []registry.Engine
 	byModel map[string][]registry.Engine
 	silent  []registry.Engine // engines that have not said yet what they serve
 }
@@ -77,7 +78,7 @@ func (d *directory) read(ctx context.Context, maxAge time.Duration) (*reading, e
 		}
 		return nil, err
 	}
-	now := &reading{at: time.Now(), byModel: map[string][]registry.Engine{}}
+	now := &reading{at: time.Now(), engines: engines, byModel: map[string][]registry.Engine{}}
 	for _, e := range engines {
 		if len(e.Models) == 0 {
 			now.silent = append(now.silent, e)
@@ -144,19 +145,25 @@ func live(e *registry.Engine, now time.Time) bool {
 	return (e.State == reason.OK || e.State == reason.Stale) && now.Sub(e.Seen) <= engineGone
 }
 
-// noEngine words why none of the engines that are known for a model takes work.
-func noEngine(model string, known []registry.Engine, now time.Time) refusal {
-	f := refusal{reason: reason.NoEngine, model: model}
+// noEngine words why none of the engines that are known for a model takes work: by
+// the one heard of last.
+func (g *Gateway) noEngine(model string, known []registry.Engine, now time.Time) *refusal {
+	f := &refusal{reason: reason.NoEngine, model: model}
 	if len(known) == 0 {
 		return f
 	}
 	newest := slices.MaxFunc(known, func(a, b registry.Engine) int { return a.Seen.Compare(b.Seen) })
-	age := now.Sub(newest.Seen)
-	switch {
-	case age > engineGone:
-		f.detail = fmt.Sprintf("No engine for model '%s' is reachable (%d known, last seen %s ago).", model, len(known), seconds(age))
-	case newest.State != reason.OK && newest.State != reason.Stale:
-		f.detail = fmt.Sprintf("No engine for model '%s' takes work now (%d known, %s).", model, len(known), newest.State)
+	why := g.cause(newest.Node)
+	if why == "" && newest.State != reason.OK && newest.State != reason.Stale {
+		why = newest.State.String()
+	}
+	if age := now.Sub(newest.Seen); age > engineGone {
+		if why != "" {
+			why = ": " + why
+		}
+		f.detail = fmt.Sprintf("No engine for model '%s' is reachable (%d known, last seen %s ago%s).", model, len(known), seconds(age), why)
+	} else if why != "" {
+		f.detail = fmt.Sprintf("No engine for model '%s' takes work now (%d known, %s).", model, len(known), why)
 	}
 	return f
 }

@@ -22,9 +22,10 @@ type refusal struct {
 	reason  reason.Reason
 	model   string
 	param   string        // the body's key at fault
-	detail  string        // replaces the table's text where the cause is known better
+	detail  string        // replaces the table's text where the cause is known better; nothing of the body but names of keys
 	ahead   int           // requests ahead
 	wait    time.Duration // predicted wait, or for a passed deadline the wait that was
+	limit   time.Duration // the longest predicted wait it would have got a place for; only for /debug/state
 	retry   time.Duration // come back then; 0 = the table's
 	noRetry bool          // x-should-retry: false on top of the table's
 	status  int           // 0 = the table's

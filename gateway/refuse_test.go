@@ -170,6 +170,11 @@ func TestRefusedRequests(t *testing.T) {
 		}, status: 404, reason: "model_not_found", message: "The model 'q' does not exist here. GET /v1/models lists what does."},
 		{name: "engines gone", set: func(s *setup) { s.stub.engines = live(40500*time.Millisecond, reason.OK) }, status: 503, reason: "no_engine", message: "No engine for model 'q' is reachable (3 known, last seen 41 s ago). Please try again in 5 seconds."},
 		{name: "engines drain", set: func(s *setup) { s.stub.engines = live(0, reason.Draining) }, status: 503, reason: "no_engine", message: "No engine for model 'q' takes work now (3 known, draining). Please try again in 5 seconds."},
+		{name: "engines gone after a drain", set: func(s *setup) { s.stub.engines = live(40500*time.Millisecond, reason.Draining) }, status: 503, reason: "no_engine", message: "No engine for model 'q' is reachable (3 known, last seen 41 s ago: draining). Please try again in 5 seconds."},
+		{name: "engines blind, cause known", set: func(s *setup) {
+			s.stub.engines = live(0, reason.Blind)
+			s.deps.Cause = func(string) string { return "blind 12 s: connection refused" }
+		}, status: 503, reason: "no_engine", message: "No engine for model 'q' takes work now (3 known, blind 12 s: connection refused). Please try again in 5 seconds."},
 		{name: "directory away", set: func(s *setup) { s.stub.dirErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds."},
 		{name: "store away", set: func(s *setup) { s.stub.openErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds.", cancels: 1},
 		{name: "store slow for a moment", set: func(s *setup) {

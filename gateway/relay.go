@@ -289,7 +289,7 @@ func (x *exchange) expire(now time.Time) (over bool) {
 func (x *exchange) fail(f *refusal) { x.failWith(f, response.Usage{}) }
 
 func (x *exchange) failWith(f *refusal, used response.Usage) {
-	f.model, f.seed = x.request.model, x.seed()
+	f.model, f.seed, x.told = x.request.model, x.seed(), f
 	var status int
 	switch {
 	case !x.relay.sent:

@@ -165,10 +165,12 @@ func (w *waiter) meta(e *response.Event) {
 }
 
 func (w *waiter) finish(e *response.Event) {
-	w.meta(e)
+	if e.Node != "" { // the record store ends requests too, and does not know who ran them
+		w.meta(e)
+	}
 	w.ready.fate = ended
 	w.ready.end = *e
-	w.ready.end.ID, w.ready.end.Attempt, w.ready.end.Node = "", "", w.ready.node
+	w.ready.end.ID, w.ready.end.Attempt, w.ready.end.Node = "", "", ""
 	if w.stream && e.Kind == response.Done {
 		w.ready.buf = append(w.ready.buf, e.Payload...)
 		w.ready.end.Payload = nil

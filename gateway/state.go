@@ -1,0 +1,213 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"penstock/fleet"
+	"penstock/reason"
+	"penstock/registry"
+)
+
+// shown bounds the models and the engines of a State.
+const shown = 100
+
+// State is what the gateway knows, for /debug/state. Times are seconds.
+type State struct {
+	Ready     bool       `json:"ready"`
+	Why       string     `json:"why,omitempty"` // not ready
+	Mailbox   Mailbox    `json:"mailbox"`
+	Requests  Requests   `json:"requests"`
+	Directory Directory  `json:"directory"`
+	Models    []Model    `json:"models"`   // the first in order of name
+	Engines   []Engine   `json:"engines"`  // the first in order of name
+	Reasons   []Failures `json:"reasons"`  // every reason so far, the most frequent first
+	Refused   []Failure  `json:"refused"`  // the last before the queue, newest first
+	Failed    []Failure  `json:"failed"`   // the last that had been queued, newest first
+}
+
+// Mailbox is where the events of this gateway's requests come to.
+type Mailbox struct {
+	Incarnation string `json:"incarnation"`
+	State       string `json:"state"` // open, closed (no request came yet), or why it cannot be opened
+}
+
+// Requests are those a client waits for now, by how far they are as heard here. Of
+// a plain answer nothing is heard for 15 s from its start.
+type Requests struct {
+	Open      int `json:"open"`
+	Arriving  int `json:"arriving"`  // their bodies, or the door's answer, are on their way
+	Queued    int `json:"queued"`    // in a lane, nothing heard
+	Running   int `json:"running"`   // heard of, without a byte of the answer
+	Streaming int `json:"streaming"` // bytes of the answer came
+	Plain     int `json:"plain"`     // of queued and running, those that do not stream
+}
+
+// Directory says how old the knowledge of engines is.
+type Directory struct {
+	Age   float64 `json:"age_seconds"`     // -1 = never read
+	Error string  `json:"error,omitempty"` // it cannot be read now
+	// Beyond what is shown.
+	MoreModels  int `json:"more_models,omitempty"`
+	MoreEngines int `json:"more_engines,omitempty"`
+}
+
+// Model is what the door knows of one model.
+type Model struct {
+	Model      string  `json:"model"`
+	Engines    int     `json:"engines"` // known
+	Live       int     `json:"live"`    // of them, by the directory
+	Rate       float64 `json:"drain_tokens_per_second"`
+	RateAge    float64 `json:"drain_age_seconds"` // -1 = no rate was ever known; above 30 it is not used
+	FirstToken float64 `json:"first_token_seconds"`
+}
+
+// Engine is what the gateway knows of one engine: its entry in the directory and
+// its row.
+type Engine struct {
+	Node        string        `json:"node"`
+	Models      []string      `json:"models"`
+	Pool        string        `json:"pool,omitempty"`
+	MaxModelLen int           `json:"max_model_len,omitempty"`
+	State       reason.Reason `json:"state"`
+	Cause       string        `json:"cause,omitempty"`
+	Seen        float64       `json:"seen_seconds"` // since its entry was renewed; above 10 it counts as gone; -1 = it has none
+	Row         *Row          `json:"row,omitempty"`
+}
+
+// Row is an engine's fleet.Row.
+type Row struct {
+	State      reason.Reason `json:"state"`
+	Age        float64       `json:"age_seconds"` // above 1 it does not count
+	Running    int           `json:"running"`
+	Waiting    int           `json:"waiting"`
+	KV         float64       `json:"kv_usage_ratio"`
+	Freeness   int           `json:"free_tokens"`
+	DrainRate  float64       `json:"drain_tokens_per_second"`
+	FirstToken float64       `json:"first_token_seconds"`
+}
+
+// DebugState shows what the gateway knows. Any goroutine may call it; where the
+// directory was not read within the last second it reads it, for at most
+// directoryWait.
+func (g *Gateway) DebugState() State {
+	s := State{Mailbox: Mailbox{Incarnation: g.reply, State: *g.mailState.Load()}, Requests: g.waiters.count()}
+	s.Ready, s.Why = g.Ready()
+	s.Requests.Open = int(g.open.Load())
+	s.Requests.Arriving = max(s.Requests.Open-s.Requests.Queued-s.Requests.Running-s.Requests.Streaming, 0)
+	known, err := g.directory.read(context.Background(), directoryAge)
+	if err != nil {
+		s.Directory.Error = err.Error()
+		known = g.directory.last.Load()
+	}
+	now := time.Now()
+	s.Directory.Age = -1
+	if known == nil {
+		known = &reading{}
+	} else {
+		s.Directory.Age = now.Sub(known.at).Seconds()
+	}
+	s.Models, s.Directory.MoreModels = first(g.directory.models(known, now))
+	s.Engines, s.Directory.MoreEngines = first(g.engines(known, now))
+	s.Reasons, s.Refused, s.Failed = g.journal.show(now)
+	return s
+}
+
+// first cuts list to what is shown and says how much is not.
+func first[T any](list []T) (head []T, more int) {
+	n := min(len(list), shown)
+	return list[:n], len(list) - n
+}
+
+// models lists what the door knows of each model, by name.
+func (d *directory) models(known *reading, now time.Time) []Model {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := make([]Model, 0, len(known.byModel))
+	for _, name := range slices.Sorted(maps.Keys(known.byModel)) {
+		m := Model{Model: name, Engines: len(known.byModel[name]), RateAge: -1}
+		for i := range known.byModel[name] {
+			if live(&known.byModel[name][i], now) {
+				m.Live++
+			}
+		}
+		if r, ok := d.rates[name]; ok {
+			m.Rate, m.RateAge, m.FirstToken = r.tokens, now.Sub(r.at).Seconds(), r.firstToken.Seconds()
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// engines lists what is known of each engine, by name.
+func (g *Gateway) engines(known *reading, now time.Time) []Engine {
+	var rows []fleet.Row
+	if g.directory.rows != nil {
+		rows = g.directory.rows()
+	}
+	out := make([]Engine, 0, len(known.engines))
+	for i := range known.engines {
+		out = append(out, entryOf(&known.engines[i], now))
+	}
+	for i := range rows {
+		r := &rows[i]
+		at := slices.IndexFunc(out, func(e Engine) bool { return e.Node == r.Node })
+		if at < 0 {
+			at = len(out)
+			out = append(out, Engine{Node: r.Node, Pool: r.Pool, State: r.State, Seen: -1})
+		}
+		out[at].Row = &Row{
+			State: r.State, Age: now.Sub(r.At).Seconds(), Running: r.Running, Waiting: r.Waiting, KV: r.KV,
+			Freeness: r.Freeness, DrainRate: r.DrainRate, FirstToken: r.FirstToken.Seconds(),
+		}
+	}
+	for i := range out {
+		out[i].Cause = g.cause(out[i].Node)
+	}
+	slices.SortFunc(out, func(a, b Engine) int { return cmp.Compare(a.Node, b.Node) })
+	return out
+}
+
+func entryOf(e *registry.Engine, now time.Time) Engine {
+	return Engine{Node: e.Node, Models: e.Models, Pool: e.Pool, MaxModelLen: e.MaxModelLen, State: e.State, Seen: now.Sub(e.Seen).Seconds()}
+}
+
+// cause is why an engine takes no work, where it is known here.
+func (g *Gateway) cause(node string) string {
+	if g.deps.Cause == nil {
+		return ""
+	}
+	return g.deps.Cause(node)
+}
+
+// count sorts the waiting requests by how far they are.
+func (ws *waiters) count() (n Requests) {
+	for i := range ws.shards {
+		s := &ws.shards[i]
+		s.mu.Lock()
+		for _, w := range s.m {
+			w.count(&n)
+		}
+		s.mu.Unlock()
+	}
+	return n
+}
+
+func (w *waiter) count(n *Requests) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.bound != "":
+		n.Streaming++
+	case len(w.heard) > 0:
+		n.Running++
+	default:
+		n.Queued++
+	}
+	if !w.stream && w.bound == "" {
+		n.Plain++
+	}
+}
