@@ -1,51 +1,94 @@
 // Package fleet is what agents tell each other and the gateways about their
-// engines, one row each, and the arithmetic on rows. Pure: no IO, no clock.
+// engines: one row each, how a row travels (wire.go), the table that keeps the
+// newest of every owner (table.go), and the arithmetic on rows. Pure: no IO, no
+// clock, no lock.
 package fleet
 
 import (
 	"slices"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"penstock/reason"
 )
 
-// StaleAfter is the age from which a row does not count.
-const StaleAfter = time.Second
+const (
+	// StaleAfter is the age from which a row does not count.
+	StaleAfter = time.Second
+	// GoneAfter is the age from which a row is forgotten.
+	GoneAfter = time.Minute
+	// MaxModels is how many models a row names. Of what an engine serves beyond that
+	// the rows say nothing, and gateways go by the engine directory.
+	MaxModels = 8
+)
 
-// Row is one engine as its agent sees it. Only its owner writes it.
+// Row is one engine as its agent sees it. Only its owner writes it. One version
+// (Engine, Incarnation, Seq) has one content.
 type Row struct {
-	Node       string
-	Models     []string
-	Pool       string
-	State      reason.Reason // OK, or why it takes no work (Stale, Blind, Stuck, Asleep, Draining, Starting)
-	Running    int
-	Waiting    int
-	KV         float64       // usage 0..1
-	Step       time.Duration // 0 = not known
-	Freeness   int           // KV tokens a new request may still take
-	DrainRate  float64       // expected tokens started per second while work waits; 0 = not known
-	FirstToken time.Duration // from start to first token, mean plus two deviations
-	At         time.Time     // when the owner wrote it, on the reader's clock
+	Engine      uint64 // whose row this is: ID of the agent's node name
+	Node        string // the node name, for people; at most MaxNode bytes of it travel
+	Incarnation uint64 // of the owner's process; stamped by its Table
+	Seq         uint64 // counts the owner's rows; stamped by its Table
+	Models      [MaxModels]uint64
+	Pool        string        // hardware class; at most MaxPool bytes of it travel
+	State       reason.Reason // OK, Stale, or why it takes no work: one of the states in wire.go
+	Running     int
+	Waiting     int
+	KV          float64       // usage 0..1
+	Step        time.Duration // 0 = not known
+	Freeness    int           // KV tokens a new request may still take
+	DrainRate   float64       // expected tokens started per second while work waits; 0 = not known
+	FirstToken  time.Duration // from start to first token, mean plus two deviations
+	Start       time.Duration // how long a request that comes now would wait; 0 = it starts at once, or not known
+	At          time.Time     // when the owner wrote it, on the reader's clock
 }
 
+// ID is the identity of the engine whose agent has this node name. It is never 0.
+func ID(node string) uint64 { return max(xxhash.Sum64String(node), 1) }
+
+// Models are the first MaxModels of names, as a row holds them.
+func Models(names ...string) (hashes [MaxModels]uint64) {
+	for i, name := range names[:min(len(names), MaxModels)] {
+		hashes[i] = hash(name)
+	}
+	return hashes
+}
+
+// hash of a model's name: 100 models clash with a probability under 1e-15. 0 ends
+// the list in a row.
+func hash(model string) uint64 { return max(xxhash.Sum64String(model), 1) }
+
 // Serves reports whether the row's engine can take work for model now.
-func (r *Row) Serves(model string, now time.Time) bool {
-	return (r.State == reason.OK || r.State == reason.Stale) && now.Sub(r.At) <= StaleAfter && slices.Contains(r.Models, model)
+func (r *Row) Serves(model string, now time.Time) bool { return r.serves(hash(model), now) }
+
+func (r *Row) serves(model uint64, now time.Time) bool {
+	return (r.State == reason.OK || r.State == reason.Stale) && r.counts(model, now)
+}
+
+func (r *Row) counts(model uint64, now time.Time) bool {
+	return now.Sub(r.At) <= StaleAfter && slices.Contains(r.Models[:], model)
 }
 
 // Known reports whether a row that counts speaks of an engine with model, whatever
 // its state: then the rows are the truth, and older knowledge is not.
 func Known(rows []Row, model string, now time.Time) bool {
-	return slices.ContainsFunc(rows, func(r Row) bool { return now.Sub(r.At) <= StaleAfter && slices.Contains(r.Models, model) })
+	m := hash(model)
+	for i := range rows {
+		if rows[i].counts(m, now) {
+			return true
+		}
+	}
+	return false
 }
 
 // Drain sums, over the rows that serve model now, how fast they take work. An
 // engine whose own rate is not known yet counts as the mean of the others.
 // firstToken is the shortest time to first token among them.
 func Drain(rows []Row, model string, now time.Time) (engines int, tokensPerSecond float64, firstToken time.Duration) {
-	known := 0
+	m, known := hash(model), 0
 	for i := range rows {
-		if !rows[i].Serves(model, now) {
+		if !rows[i].serves(m, now) {
 			continue
 		}
 		if engines++; engines == 1 || rows[i].FirstToken < firstToken {

@@ -10,7 +10,7 @@ import (
 func TestDrain(t *testing.T) {
 	now := time.Unix(1000, 0)
 	row := func(state reason.Reason, rate float64, first, age time.Duration) Row {
-		return Row{Models: []string{"m"}, State: state, DrainRate: rate, FirstToken: first, At: now.Add(-age)}
+		return Row{Models: Models("m"), State: state, DrainRate: rate, FirstToken: first, At: now.Add(-age)}
 	}
 	for _, tt := range []struct {
 		name    string
@@ -26,7 +26,7 @@ func TestDrain(t *testing.T) {
 		{"an old row does not count", []Row{row(reason.OK, 100, 0, 2*time.Second)}, 0, 0, 0, false},
 		{"a stuck engine is known and takes nothing", []Row{row(reason.Stuck, 100, 0, 0)}, 0, 0, 0, true},
 		{"unknown rate counts as the mean of the others", []Row{row(reason.OK, 100, 2*time.Second, 0), row(reason.OK, 300, time.Second, 0), row(reason.OK, 0, 3*time.Second, 0)}, 3, 600, time.Second, true},
-		{"another model", []Row{{Models: []string{"x"}, State: reason.OK, DrainRate: 5, At: now}}, 0, 0, 0, false},
+		{"another model", []Row{{Models: Models("x"), State: reason.OK, DrainRate: 5, At: now}}, 0, 0, 0, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			engines, rate, first := Drain(tt.rows, "m", now)

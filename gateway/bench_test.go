@@ -28,7 +28,7 @@ import (
 func echo(tb testing.TB, run func(m *queue.Message, send func(response.Event))) *Gateway {
 	var handle func(response.Event)
 	stub := &stub{admission: registry.Admission{Reason: reason.OK}, engines: []registry.Engine{{Models: []string{"q"}, State: reason.OK, Seen: time.Now().Add(time.Hour)}}}
-	rows := []fleet.Row{{Models: []string{"q"}, State: reason.OK, DrainRate: 1e6, At: time.Now().Add(time.Hour)}}
+	rows := []fleet.Row{{Models: fleet.Models("q"), State: reason.OK, DrainRate: 1e6, At: time.Now().Add(time.Hour)}}
 	g, err := New(DefaultConfig(), Deps{
 		Records: stub, Directory: stub, Rows: func() []fleet.Row { return rows }, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 		OpenMailbox: func(_ string, h func(response.Event)) (func(), error) { handle = h; return func() {}, nil },

@@ -105,7 +105,7 @@ func TestUsageIsLearned(t *testing.T) {
 func TestDrainRate(t *testing.T) {
 	now := time.Now()
 	row := func(rate float64, age time.Duration) fleet.Row {
-		return fleet.Row{Models: []string{"q"}, State: reason.OK, DrainRate: rate, FirstToken: 80 * time.Millisecond, At: now.Add(-age)}
+		return fleet.Row{Models: fleet.Models("q"), State: reason.OK, DrainRate: rate, FirstToken: 80 * time.Millisecond, At: now.Add(-age)}
 	}
 	alive := registry.Engine{Models: []string{"q"}, State: reason.OK, Seen: now}
 	asleep := registry.Engine{Models: []string{"q"}, State: reason.Asleep, Seen: now}

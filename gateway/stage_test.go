@@ -99,7 +99,7 @@ func newStage(t *testing.T, change func(*Config, *Deps)) *stage {
 			return true
 		},
 		Rows: func() []fleet.Row {
-			return []fleet.Row{{Node: "n1", Models: []string{"q"}, State: reason.OK, DrainRate: 1e6, FirstToken: 50 * time.Millisecond, At: time.Now()}}
+			return []fleet.Row{{Node: "n1", Models: fleet.Models("q"), State: reason.OK, DrainRate: 1e6, FirstToken: 50 * time.Millisecond, At: time.Now()}}
 		},
 		Log: slog.New(slog.NewTextHandler(&s.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}

@@ -24,6 +24,7 @@ type View struct {
 	Tokens     int           // prompt and output tokens in flight
 	Prefill    float64       // prompt tokens per second; 0 = not known
 	FirstToken time.Duration // from start to first token, mean plus two deviations; 0 = not known
+	Start      time.Duration // predicted wait of a request that comes now: the tokens to be worked off before the gate opens / DrainRate; 0 = none, or not known
 	DrainRate  float64       // expected tokens started per second while work waits; until that is known the prefill rate, which is more; 0 = not known
 }
 
@@ -43,5 +44,9 @@ func (s *State) View(now time.Time) View {
 		v.DrainRate = s.speed.rate() // nothing can be taken faster than its prompt is computed
 	}
 	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
+	if v.Gate != reason.OK && v.DrainRate > 0 {
+		above := max(s.kv()-s.cfg.KVStart, 0) * float64(s.sample.KVTokens)
+		v.Start = seconds((above + float64(v.Pending)) / v.DrainRate)
+	}
 	return v
 }
