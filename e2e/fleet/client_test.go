@@ -54,7 +54,8 @@ type reply struct {
 	broken     error
 }
 
-// patience is longer than any bound of the gateway on a request that ends as it should.
+// patience is longer than any bound of the gateway on a request that ends as it should,
+// beside what its tokens take.
 const patience = 200 * time.Second
 
 var client = &http.Client{Transport: &http.Transport{
@@ -64,7 +65,7 @@ var client = &http.Client{Transport: &http.Transport{
 // send asks a gateway and reads the answer to its end. onChunk, which may be nil, is
 // called after each event with text.
 func send(ctx context.Context, g *part, a ask, onChunk func(*reply)) *reply {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, patience+time.Duration(a.tokens)*slowToken)
 	defer cancel()
 	r := &reply{ask: a, gateway: g, began: time.Now()}
 	turn := g.turn()
@@ -232,10 +233,7 @@ func (f *fleet) startLoad(rate float64, most int, make func(i int) ask) *load {
 		for i := 0; i < most; i++ {
 			a, g := make(i), f.gateways[i%len(f.gateways)]
 			l.all.Go(func() {
-				r := send(context.Background(), g, a, nil)
-				l.mu.Lock()
-				l.done = append(l.done, r)
-				l.mu.Unlock()
+				l.add(send(context.Background(), g, a, nil))
 			})
 			select {
 			case <-tick.C:
@@ -245,6 +243,12 @@ func (f *fleet) startLoad(rate float64, most int, make func(i int) ask) *load {
 		}
 	})
 	return l
+}
+
+func (l *load) add(r *reply) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done = append(l.done, r)
 }
 
 // stop sends no more and waits for every outcome.

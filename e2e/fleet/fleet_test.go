@@ -45,6 +45,9 @@ var hostile = []string{`"\0\0"`, `"../../etc/passwd"`, `"a b%\n*"`, `"` + string
 // models of the fleet: alpha has two fast engines, beta one whose tokens take 100 ms.
 const alpha, beta = "alpha", "beta"
 
+// slowToken is what one of beta takes.
+const slowToken = 100 * time.Millisecond
+
 type fleet struct {
 	reference                 *part // says what the engines must answer
 	engines, agents, gateways []*part
@@ -143,7 +146,7 @@ func newFleet() (*fleet, error) {
 	}
 	f.reference = engine("reference", "reference", "100us", 11)
 	for i, model := range []string{alpha, alpha, beta} {
-		step := map[string]string{alpha: "10ms", beta: "100ms"}[model]
+		step := map[string]string{alpha: "10ms", beta: slowToken.String()}[model]
 		e := engine(fmt.Sprintf("engine%d", i), model, step, 12+i)
 		a := newPart(fmt.Sprintf("node%d", i), "agent", "--node", fmt.Sprintf("node%d", i), "--engine", e.url, "--rocketmq", addr(5), "--redis", addr(10),
 			"--grpc", addr(20+5*i), "--admin", addr(21+5*i), "--metrics", addr(22+5*i))
@@ -177,7 +180,7 @@ func startFleet() (*fleet, error) {
 	f.lookAround()
 	redis := make(chan error, 1)
 	go func() { _, err := script("", "scripts/redis", "start"); redis <- err }()
-	_, err = rocketmq("start")
+	_, err = stack("start")
 	if err := <-redis; err != nil {
 		return f, err
 	}

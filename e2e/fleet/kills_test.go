@@ -3,52 +3,89 @@
 package fleet
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"penstock/queue/rocketmq"
 )
 
 // kill is one component's death, and how it comes back.
 type kill struct {
-	name  string
-	slow  bool // to come back; the short form kills it once here and once in TestBrokerRestarts or queue/rocketmq
-	end   func() error
-	start func() error
+	name   string
+	within time.Duration // from its being ready until all is served again, at most
+	end    func() error
+	start  func() error // returns when it is ready
 }
 
+// kills are the components. An agent or a gateway is ready when it says so, Redis when
+// it answers a ping, the name server when it takes connections, the broker when the
+// name server routes to it, and the proxy when it answers a client's question for the
+// topic's route: that it takes connections says little.
 func (f *fleet) kills() []kill {
-	verbs := func(name string) kill {
+	verbs := func(name, verb string, within time.Duration, ready func() error) kill {
 		return kill{
-			name, true,
-			func() error { _, err := rocketmq("kill-" + name); return err },
-			func() error { _, err := rocketmq("start-" + name); return err },
+			name, within,
+			func() error { _, err := stack("kill-" + verb); return err },
+			func() error {
+				_, err := stack("start-" + verb)
+				return errors.Join(err, ready())
+			},
 		}
 	}
 	one := func(name string, parts []*part) kill {
 		turn := -1
 		return kill{
-			name, false,
+			name, 10 * time.Second,
 			func() error {
 				turn = (turn + 1) % len(parts)
 				return parts[turn].end(syscall.SIGKILL, 5*time.Second)
 			},
-			func() error { return parts[turn].start() },
+			func() error { return errors.Join(parts[turn].start(), parts[turn].awaitReady(30*time.Second)) },
 		}
 	}
+	already := func() error { return nil }
 	return []kill{
-		one("agent", f.agents), one("gateway", f.gateways), verbs("proxy"), verbs("broker"),
-		{"redis", false, killRedis, func() error { _, err := script("", "scripts/redis", "start"); return err }},
+		one("agent", f.agents), one("gateway", f.gateways),
+		verbs("name server", "namesrv", 15*time.Second, already), verbs("broker", "broker", 10*time.Second, already), verbs("proxy", "proxy", 10*time.Second, routed),
+		{"redis", 10 * time.Second, killRedis, func() error { _, err := script("", "scripts/redis", "start"); return err }},
 	}
 }
 
-// servingWithin is how soon after a component is back every gateway must answer for
-// every model: 10 s, and what a sample of the load and its answer take.
-const servingWithin = 15 * time.Second
+// routed waits until the proxy says where the topic is.
+func routed() error {
+	cfg := rocketmq.DefaultConfig()
+	cfg.Endpoint = addr(5)
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		got, err := rocketmq.Inspect(ctx, cfg)
+		cancel()
+		if err == nil && got.Route.OK() && len(got.Brokers) > 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("the proxy does not route to the topic 30 s after its start: %v %w", got.Route, err)
+		}
+	}
+}
+
+// toll is what the kills of one component cost.
+type toll struct {
+	kills       int
+	away, again time.Duration // the longest: from the kill to ready, and from ready to served
+}
+
+// fewest requests of the full form.
+const fewest = 4000
 
 // TestKills: each component dies by -9 at random points under load and is started
 // again. Every request has exactly one outcome or its gateway died, nothing is spliced,
@@ -58,12 +95,8 @@ func TestKills(t *testing.T) {
 	random := rand.New(rand.NewPCG(*seed, 1))
 	components := f.kills()
 	var order []int
-	for i, c := range components {
-		n := *points
-		if c.slow && !*full {
-			n = 1
-		}
-		order = append(order, slices.Repeat([]int{i}, n)...)
+	for i := range components {
+		order = append(order, slices.Repeat([]int{i}, *points)...)
 	}
 	random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	l := f.startLoad(10, 1<<20, func(i int) ask {
@@ -75,9 +108,9 @@ func TestKills(t *testing.T) {
 		return a
 	})
 	began := time.Now()
-	worst := map[string]time.Duration{}
+	tolls := make([]toll, len(components))
 	for _, i := range order {
-		c := components[i]
+		c := &components[i]
 		time.Sleep(time.Duration(random.IntN(1500)) * time.Millisecond)
 		at := time.Now()
 		if err := c.end(); err != nil {
@@ -88,39 +121,52 @@ func TestKills(t *testing.T) {
 			t.Fatal(err)
 		}
 		ready := time.Now()
-		again := f.serving(t, l, ready)
-		worst[c.name] = max(worst[c.name], again)
-		if again > servingWithin {
-			t.Errorf("%s was back for %v before everybody was served again, want at most %v", c.name, again, servingWithin)
+		again := f.serving(t, l, fmt.Sprintf("%d %s", *seed, c.name))
+		if again > c.within {
+			t.Errorf("%s was ready for %v before everybody was served again, want at most %v", c.name, again, c.within)
 		}
-		t.Logf("%6.1fs %s killed, back after %v, answers again after %v", at.Sub(began).Seconds(), c.name, ready.Sub(at).Round(time.Millisecond), again.Round(time.Millisecond))
+		tolls[i] = toll{tolls[i].kills + 1, max(tolls[i].away, ready.Sub(at)), max(tolls[i].again, again)}
+		t.Logf("%6.1fs %s killed, ready after %v, all served again %v later", at.Sub(began).Seconds(), c.name, ready.Sub(at).Round(time.Millisecond), again.Round(time.Millisecond))
 	}
 	replies := l.stop()
 	f.tally(t, replies)
-	t.Logf("%d kills in %v; worst time from a component's being back to the next answers of all gateways and engines: %v", len(order), time.Since(began).Round(time.Second), worst)
-	t.Logf("at rest after %v", f.calm(t, 3*time.Minute).Round(time.Millisecond))
-	t.Logf("lanes at the broker: %s", strings.TrimSpace(lag()))
+	if *full && len(replies) < fewest {
+		t.Errorf("%d requests, want at least %d: more -points", len(replies), fewest)
+	}
+	took := time.Since(began)
+	lines := new(strings.Builder)
+	for i, c := range components {
+		fmt.Fprintf(lines, "\n  %-12s %6d  %8.1fs  %6.1fs  %6.0fs", c.name, tolls[i].kills, tolls[i].away.Seconds(), tolls[i].again.Seconds(), c.within.Seconds())
+	}
+	t.Logf("%d kills in %v; the longest from the kill until ready, and from ready until every gateway answered for every model:\n  %-12s %6s  %9s  %7s  %7s%s",
+		len(order), took.Round(time.Second), "component", "kills", "ready", "served", "allowed", lines)
+	f.rest(t, 3*time.Minute)
 }
 
-// serving waits until each gateway and each model has answered a request that began
-// after at, and returns how long that took.
-func (f *fleet) serving(t *testing.T, l *load, at time.Time) time.Duration {
+// serving waits until each gateway has answered for each model a request that began
+// after the call, and returns how long that took. Its requests are of the load.
+func (f *fleet) serving(t *testing.T, l *load, name string) time.Duration {
 	t.Helper()
-	var took time.Duration
-	eventually(t, 60*time.Second, func() string {
-		took = 0
-		for _, g := range f.gateways {
-			for _, model := range []string{alpha, beta} {
-				least := l.answeredAfter(at, func(r *reply) bool { return r.gateway == g && r.ask.model == model })
-				if least == 0 {
-					return fmt.Sprintf("%s answers nothing for %s after a restart", g.name, model)
+	began := time.Now()
+	var all sync.WaitGroup
+	for g, gateway := range f.gateways {
+		for m, model := range []string{alpha, beta} {
+			all.Go(func() {
+				for i := 0; time.Since(began) < time.Minute; i++ {
+					a := ask{model: model, prompt: fmt.Sprintf("after %s %d %d %d", name, g, m, i), tokens: 1, stream: i%2 == 0, key: key(10*g + m), header: patient}
+					r := send(context.Background(), gateway, a, nil)
+					l.add(r)
+					if r.status == http.StatusOK && r.code == "" && r.broken == nil {
+						return
+					}
+					time.Sleep(50 * time.Millisecond)
 				}
-				took = max(took, least)
-			}
+				t.Errorf("%s answers nothing for %s in a minute after a restart", gateway.name, model)
+			})
 		}
-		return ""
-	})
-	return took
+	}
+	all.Wait()
+	return time.Since(began)
 }
 
 // tally judges replies and counts them by outcome; a wrong one fails the test.

@@ -100,7 +100,7 @@ func TestBrokerRestarts(t *testing.T) {
 	time.Sleep(4 * time.Second) // past the start deadline
 	began := time.Now()
 	for _, verb := range []string{"kill-broker", "start-broker"} {
-		if _, err := rocketmq(verb); err != nil {
+		if _, err := stack(verb); err != nil {
 			t.Fatal(err)
 		}
 	}

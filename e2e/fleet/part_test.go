@@ -74,7 +74,7 @@ func sweep() error {
 		}
 	}
 	_ = os.Remove(filepath.Join(home, "pids"))
-	_, err := rocketmq("clean")
+	_, err := stack("clean")
 	if _, running := script("", "scripts/redis", "status"); running == nil {
 		_, stopped := script("", "scripts/redis", "stop")
 		err = errors.Join(err, stopped)
@@ -141,6 +141,18 @@ func (p *part) ready() (bool, string) {
 	return status == http.StatusOK, body
 }
 
+func (p *part) awaitReady(within time.Duration) error {
+	for end := time.Now().Add(within); ; time.Sleep(20 * time.Millisecond) {
+		ok, why := p.ready()
+		if ok {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s is not ready after %v: %s", p.name, within, why)
+		}
+	}
+}
+
 // metric sums the series of one name whose line contains all labels.
 func (p *part) metric(name string, labels ...string) (float64, error) {
 	base := p.admin
@@ -184,8 +196,8 @@ func get(url string) (status int, body string, err error) {
 	return resp.StatusCode, string(b), err
 }
 
-// rocketmq runs a command of scripts/rocketmq on the stack of these tests.
-func rocketmq(words ...string) (string, error) {
+// stack runs a command of scripts/rocketmq on the stack of these tests.
+func stack(words ...string) (string, error) {
 	return script("", "scripts/rocketmq/rocketmq.sh", words...)
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,53 @@ func (f *fleet) calm(t *testing.T, within time.Duration) time.Duration {
 		}
 		return f.unrest()
 	})
+}
+
+// rest is calm, and every record is over and nothing is left at the broker. It says so
+// in the log.
+func (f *fleet) rest(t *testing.T, within time.Duration) {
+	t.Helper()
+	began, left := time.Now(), 0
+	f.calm(t, within)
+	eventually(t, within, func() (missing string) {
+		if left, missing = f.records(); missing != "" {
+			return missing
+		}
+		return lag()
+	})
+	t.Logf("at rest after %v: every agent and engine holds nothing, Redis counts nothing, every record is over, the broker's lanes are empty", time.Since(began).Round(time.Millisecond))
+	if left > 0 {
+		t.Logf("%d records were past their deadline with nobody to end them: their gateway died before it had sent them", left)
+	}
+}
+
+// records names a record that can still run; left is how many can not and are not
+// finished.
+func (f *fleet) records() (left int, missing string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	const finished = "4"
+	keys := f.redis.Scan(ctx, 0, "penstock:r:*", 1000).Iterator()
+	for keys.Next(ctx) {
+		v, err := f.redis.HMGet(ctx, keys.Val(), "state", "deadline", "owned").Result()
+		if err != nil {
+			return 0, err.Error()
+		}
+		if v[0] == nil || v[0] == finished { // nil: expired meanwhile
+			continue
+		}
+		for _, until := range v[1:] {
+			ms, err := strconv.ParseFloat(fmt.Sprint(until), 64)
+			if err != nil || time.UnixMilli(int64(ms)).After(time.Now()) {
+				return 0, fmt.Sprintf("record %s is in state %v until %v", keys.Val(), v[0], until)
+			}
+		}
+		left++
+	}
+	if err := keys.Err(); err != nil {
+		return 0, err.Error()
+	}
+	return left, ""
 }
 
 // unrest names what is not as in an idle fleet: ledgers, engines, records, counts.
@@ -88,11 +136,16 @@ func (f *fleet) storeUnrest() string {
 	return ""
 }
 
-// lag asks the broker for messages that nobody has acknowledged.
+var lagCount = regexp.MustCompile(`Total Lag Count: (\d+)`)
+
+// lag names messages at the broker that nobody has acknowledged.
 func lag() string {
 	out, err := script("getLiteGroupInfo -n 127.0.0.1:"+port(0)+" -p penstock -g penstock-agents -k 3\n", "scripts/rocketmq/rocketmq.sh", "admin")
 	if err != nil {
 		return err.Error()
 	}
-	return out
+	if n := lagCount.FindStringSubmatch(out); n == nil || n[1] != "0" {
+		return "the broker has messages that are not acknowledged: " + out
+	}
+	return ""
 }
