@@ -20,6 +20,7 @@ var allowed = map[string][]string{
 	"queue":           {"lane"},
 	"queue/memory":    {"queue", "lane"},
 	"queue/queuetest": {"queue", "lane"},
+	"queue/isolation": {"queue", "lane"},
 
 	"response":              {"reason"},
 	"response/memory":       {"response"},
@@ -37,6 +38,9 @@ var allowed = map[string][]string{
 	"abort":     {"reason"},
 	"scheduler": {"lane", "cost", "reason"},
 	"scraper":   {"scheduler", "reason"},
+
+	"scraper/nvml":      {"reason", "scraper/nvml/wire"},
+	"scraper/nvml/wire": {},
 
 	"sim/engine":     {},
 	"vllm":           {"reason"},
@@ -56,6 +60,8 @@ var allowed = map[string][]string{
 	"load":         {},
 	"doctor":       {"queue/rocketmq", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},
+
+	"cmd/penstock-nvml": {"scraper/nvml/wire"},
 }
 
 // pure packages are functions of values: no clock, IO, log or metric.

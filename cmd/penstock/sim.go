@@ -17,7 +17,7 @@ import (
 
 func newSim() *cobra.Command {
 	cmd := &cobra.Command{Use: "sim", Short: "The simulated engine", Example: "  penstock sim engine --listen 127.0.0.1:8000"}
-	cmd.AddCommand(newSimEngine())
+	cmd.AddCommand(newSimEngine(), newSimLanes())
 	return cmd
 }
 
