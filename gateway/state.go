@@ -22,11 +22,11 @@ type State struct {
 	Mailbox   Mailbox    `json:"mailbox"`
 	Requests  Requests   `json:"requests"`
 	Directory Directory  `json:"directory"`
-	Models    []Model    `json:"models"`   // the first in order of name
-	Engines   []Engine   `json:"engines"`  // the first in order of name
-	Reasons   []Failures `json:"reasons"`  // every reason so far, the most frequent first
-	Refused   []Failure  `json:"refused"`  // the last before the queue, newest first
-	Failed    []Failure  `json:"failed"`   // the last that had been queued, newest first
+	Models    []Model    `json:"models"`  // the first in order of name
+	Engines   []Engine   `json:"engines"` // the first in order of name
+	Reasons   []Failures `json:"reasons"` // every reason so far, the most frequent first
+	Refused   []Failure  `json:"refused"` // the last before the queue, newest first
+	Failed    []Failure  `json:"failed"`  // the last that had been queued, newest first
 }
 
 // Mailbox is where the events of this gateway's requests come to.

@@ -104,7 +104,9 @@ func TestRefusalHasItsNumbers(t *testing.T) {
 		admission: registry.Admission{Reason: reason.Overloaded, Ahead: 37, Wait: 12 * time.Second, RetryAfter: 10 * time.Second},
 		engines:   []registry.Engine{{Models: []string{"q"}, State: reason.OK, Seen: time.Now()}},
 	}
-	s := newStage(t, func(_ *Config, d *Deps) { d.Records, d.Directory, d.Rows = stub, stub, func() []fleet.Row { return nil } })
+	s := newStage(t, func(_ *Config, d *Deps) {
+		d.Records, d.Directory, d.Rows = stub, stub, func() []fleet.Row { return nil }
+	})
 	s.serve()
 	s.post(streamBody)
 	if got := s.g.DebugState().Refused; len(got) != 1 || got[0].Ahead != 37 || got[0].Wait != 12 || got[0].Limit != 2 || got[0].Status != 429 {

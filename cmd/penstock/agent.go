@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -90,7 +91,9 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		return usage("%w", err)
 	}
 	back.rocketmq.Clock, back.rocketmq.Node = records.Offset, cfg.Node
+	var subscribed atomic.Pointer[[]lane.Key]
 	back.rocketmq.Confirmed = func(lanes []lane.Key) {
+		subscribed.Store(&lanes)
 		confirm, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if err := records.Confirm(confirm, cfg.Node, lanes); err != nil {
@@ -111,18 +114,23 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	}
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []agent.Health { return []agent.Health{node.Health()} }, back.rocketmq.Concurrency))
 	health := agent.NewGRPC([]*agent.Agent{node}, log)
-	ready := func() (bool, string) {
-		return allReady(map[string]func() (bool, string){
-			"engine":   func() (bool, string) { h := node.Health(); return h.Ready, h.Reason.String() },
+	parts := func(why func(agent.Health) string) readiness {
+		return readiness{
+			"engine":   func() (bool, string) { h := node.Health(); return h.Ready, why(h) },
 			"redis":    records.Ready,
 			"rocketmq": lanes.Ready,
 			"mailbox":  func() (bool, string) { return mail.Ready(), "redis streams are away" },
-		})
+		}
 	}
+	ready := parts(func(h agent.Health) string { return h.Why(time.Now()) })
+	logged := parts(func(h agent.Health) string { return h.Reason.String() }) // a time would be news every second
 	private, public, err := newAdmins("agent", admin.Deps{
-		Gatherer: metrics, Live: alive, Ready: ready, Started: func() bool { return true },
+		Gatherer: metrics, Live: alive, Ready: ready.all, Started: func() bool { return true },
 		State: func() any {
-			return map[string]any{"apiVersion": "penstock/v1", "engines": map[string]any{cfg.Node: node.DebugState()}}
+			return map[string]any{
+				"apiVersion": "penstock/v1", "parts": ready.each(), "lanes": lanesShown(subscribed.Load()),
+				"engines": map[string]any{cfg.Node: node.DebugState()},
+			}
 		}, Log: log,
 	})
 	if err != nil {
@@ -135,10 +143,26 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			return node.Run(ctx)
 		}},
 		[]part{
-			mail.Run, records.Run, watchReady(log, ready),
+			mail.Run, records.Run, watchReady(log, logged.all),
 			func(ctx context.Context) error { return records.Watch(ctx, lanes.SetLanes) },
 			func(ctx context.Context) error { return health.Serve(ctx, ls[0]) },
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
 			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
 		})
+}
+
+// lanesShown is how many lanes were subscribed after the last addition, and the first
+// 100 of them.
+func lanesShown(subscribed *[]lane.Key) any {
+	shown := struct {
+		Count int      `json:"count"`
+		First []string `json:"first"`
+	}{First: []string{}}
+	if subscribed != nil {
+		shown.Count = len(*subscribed)
+		for _, k := range (*subscribed)[:min(len(*subscribed), 100)] {
+			shown.First = append(shown.First, k.String())
+		}
+	}
+	return shown
 }

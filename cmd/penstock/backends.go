@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -125,15 +126,32 @@ func newMetrics() *prometheus.Registry {
 	return metrics
 }
 
-// allReady joins what several parts say of themselves.
-func allReady(parts map[string]func() (bool, string)) (bool, string) {
+// readiness is what the parts of a process say of themselves, by name.
+type readiness map[string]func() (bool, string)
+
+// all reports whether every part is ready, and which are not and why.
+func (r readiness) all() (bool, string) {
 	var why []string
-	for name, ready := range parts {
+	for name, ready := range r {
 		if ok, reason := ready(); !ok {
 			why = append(why, name+": "+reason)
 		}
 	}
+	slices.Sort(why)
 	return len(why) == 0, strings.Join(why, "; ")
+}
+
+// each is "ready", or why not, by part.
+func (r readiness) each() map[string]string {
+	said := map[string]string{}
+	for name, ready := range r {
+		if ok, why := ready(); ok {
+			said[name] = "ready"
+		} else {
+			said[name] = why
+		}
+	}
+	return said
 }
 
 // logReady logs when what ready says changes; called every few seconds.

@@ -77,15 +77,15 @@ func runGateway(ctx context.Context, opts *options, back *backends, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	ready := func() (bool, string) {
-		return allReady(map[string]func() (bool, string){
-			"gateway": door.Ready, "redis": records.Ready, "rocketmq": lanes.Ready,
-			"mailbox": func() (bool, string) { return mail.Ready(), "redis streams are away" },
-		})
+	parts := readiness{
+		"gateway": door.Ready, "redis": records.Ready, "rocketmq": lanes.Ready,
+		"mailbox": func() (bool, string) { return mail.Ready(), "redis streams are away" },
 	}
 	private, public, err := newAdmins("gateway", admin.Deps{
-		Gatherer: metrics, Live: alive, Ready: ready, Started: func() bool { return true },
-		State: func() any { return map[string]any{"apiVersion": "penstock/v1"} }, Log: log,
+		Gatherer: metrics, Live: alive, Ready: parts.all, Started: func() bool { return true },
+		State: func() any {
+			return map[string]any{"apiVersion": "penstock/v1", "parts": parts.each(), "gateway": door.DebugState()}
+		}, Log: log,
 	})
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, log *slog.Lo
 	return inOrder(ctx,
 		[]part{func(ctx context.Context) error { return door.Serve(ctx, ls[0]) }},
 		[]part{
-			mail.Run, lanes.Run, records.Run, watchReady(log, ready),
+			mail.Run, lanes.Run, records.Run, watchReady(log, parts.all),
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
 			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
 		})

@@ -153,3 +153,42 @@ func TestDebugState(t *testing.T) {
 		t.Error("the prompt is in /debug/state")
 	}
 }
+
+// TestFailuresAreShown: who was refused and whose answer broke is in /debug/state,
+// and why the engine is away in every place where somebody asks.
+func TestFailuresAreShown(t *testing.T) {
+	t.Parallel()
+	e := vllmtest.Start(t, vllmtest.WithStep(4*time.Millisecond))
+	p := startProcess(t, nil, e.URL())
+	if r := p.post(`{"model":"made-up","prompt":"xxxx"}`, "X-Request-Id", "from-alice"); r.status != http.StatusNotFound {
+		t.Fatalf("unknown model: %v", r)
+	}
+	running := p.open(completion(20, 600, streamed))
+	e.Stop()
+	_, _ = running.rest()
+	p.until("readyz names the cause", func() bool { return strings.Contains(p.readyz(), " s: connection refused") })
+	if why, want := p.readyz(), "engine "+strings.TrimPrefix(e.URL(), "http://")+": blind "; !strings.Contains(why, want) {
+		t.Errorf("readyz: %s; want %q", why, want)
+	}
+	if r := p.post(completion(20, 4, "")); !strings.Contains(r.body, "(1 known, blind ") || !strings.Contains(r.body, ": connection refused)") {
+		t.Errorf("a request without an engine: %v; want the cause", r)
+	}
+	_, body := p.page("/debug/state")
+	type failure struct{ ID, Label, Node, Reason string }
+	var state struct {
+		Gateway struct{ Refused, Failed []failure }
+	}
+	if err := json.Unmarshal(body, &state); err != nil {
+		t.Fatalf("/debug/state: %v: %.600s", err, body)
+	}
+	refused, failed := state.Gateway.Refused, state.Gateway.Failed
+	if len(refused) != 2 || refused[0].Reason != "no_engine" || refused[1].Reason != "model_not_found" || refused[1].Label != "from-alice" {
+		t.Errorf("refused: %+v; want no_engine, and before it model_not_found for from-alice", refused)
+	}
+	if len(failed) != 1 || failed[0].Reason != "upstream_lost" || failed[0].Node != strings.TrimPrefix(e.URL(), "http://") || failed[0].ID == "" {
+		t.Errorf("failed: %+v; want upstream_lost with its node", failed)
+	}
+	if bytes.Contains(body, []byte("xxxx")) {
+		t.Error("a prompt is in /debug/state")
+	}
+}

@@ -89,7 +89,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	cfg.Listen, cfg.SLOTTFT, cfg.Grace, cfg.Keys = s.listener.Addr().String(), opts.sloTTFT, opts.grace, opts.keys
 	s.gateway, err = gateway.New(cfg, gateway.Deps{
 		Records: s.records, Directory: s.records, Publish: s.lanes.Publish, Discard: s.lanes.Discard, OpenMailbox: bus.Open,
-		Rows: s.rows, Metrics: metrics, Log: log,
+		Rows: s.rows, Cause: s.cause, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -233,9 +233,17 @@ func (s *stack) ready() (bool, string) {
 		if h.Ready {
 			return true, ""
 		}
-		why = append(why, fmt.Sprintf("%s is %s", s.nodes[i], h.Reason))
+		why = append(why, fmt.Sprintf("engine %s: %s", s.nodes[i], h.Why(time.Now())))
 	}
 	return false, strings.Join(why, "; ")
+}
+
+// cause is why the engine of an agent takes no work.
+func (s *stack) cause(node string) string {
+	if i := slices.Index(s.nodes, node); i >= 0 {
+		return s.agents[i].Health().Why(time.Now())
+	}
+	return ""
 }
 
 func (s *stack) state() any {
@@ -243,7 +251,7 @@ func (s *stack) state() any {
 	for i, a := range s.agents {
 		engines[s.nodes[i]] = a.DebugState()
 	}
-	return map[string]any{"apiVersion": "penstock/v1", "engines": engines}
+	return map[string]any{"apiVersion": "penstock/v1", "gateway": s.gateway.DebugState(), "engines": engines}
 }
 
 func (s *stack) address() string { return s.listener.Addr().String() }
