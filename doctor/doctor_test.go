@@ -104,7 +104,22 @@ func TestChecks(t *testing.T) {
 		without string // a check that cannot be made then
 	}{
 		{"proxy away", func(w *world) { w.away["broker:8081"] = true }, "RocketMQ/proxy", Fail, "refused", "--rocketmq", "RocketMQ/topic"},
-		{"not gRPC", func(w *world) { w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "bad preface"}} }, "RocketMQ/proxy", Fail, "bad preface", "--rocketmq-ca-file", "RocketMQ/group"},
+		{"no gRPC in plain text", func(w *world) {
+			w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "error reading server preface: EOF"}}
+		}, "RocketMQ/proxy", Fail, "server preface", "if it speaks TLS, --rocketmq-ca-file", "RocketMQ/group"},
+		{"another issuer", func(w *world) {
+			w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "tls: failed to verify certificate: x509: certificate signed by unknown authority"}}
+		}, "RocketMQ/proxy", Fail, "x509", "issuer of the proxy's certificate with --rocketmq-ca-file", "RocketMQ/group"},
+		{"no TLS", func(w *world) {
+			w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "tls: first record does not look like a TLS handshake"}}
+		}, "RocketMQ/proxy", Fail, "first record", "leave --rocketmq-ca-file out", "RocketMQ/group"},
+		{"silent", func(w *world) { w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "no answer"}} }, "RocketMQ/proxy", Fail, "no answer", "gRPC port", "RocketMQ/group"},
+		{"no rights", func(w *world) {
+			w.broker = rocketmq.Report{Route: rocketmq.Answer{Code: "UNAUTHORIZED", Text: "User:a has no permission to access Topic:penstock"}}
+		}, "RocketMQ/proxy", Fail, "no permission", "mqadmin createAcl", "RocketMQ/group"},
+		{"no right to the group", func(w *world) {
+			w.broker.Group = rocketmq.Answer{Code: "UNAUTHORIZED", Text: "User:a has no permission to access Group:penstock-agents"}
+		}, "RocketMQ/group", Fail, "no permission", "a gateway's user needs no right", "RocketMQ/batch"},
 		{"bad credentials", func(w *world) { w.broker = rocketmq.Report{Route: rocketmq.Answer{Code: "UNAUTHORIZED"}} }, "RocketMQ/proxy", Fail, "UNAUTHORIZED", "--rocketmq-credentials-file", "RocketMQ/group"},
 		{"no topic", func(w *world) {
 			w.broker = rocketmq.Report{Route: rocketmq.Answer{Code: "TOPIC_NOT_FOUND", Text: "CODE: 17\nsee"}}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -45,10 +46,10 @@ func judgeRoute(cfg Config, r rocketmq.Report, reached time.Duration) []Check {
 	case "":
 		return []Check{{
 			Name: "proxy", Status: Fail, Evidence: fmt.Sprintf("%s is open and gives no answer: %s", cfg.RocketMQ, oneLine(r.Route.Text)),
-			Fix: "give --rocketmq the proxy's gRPC port, 8081 by default, not the name server's or the broker's; if it speaks TLS, --rocketmq-ca-file as well",
+			Fix: cmp.Or(r.Route.Fix(), "give --rocketmq the gRPC port of a proxy, 8081 by default"),
 		}}
 	case "UNAUTHORIZED", "FORBIDDEN":
-		return []Check{{Name: "proxy", Status: Fail, Evidence: oneLine(r.Route.String()), Fix: "give --rocketmq-credentials-file of a user who may publish to and subscribe " + cfg.Topic}}
+		return []Check{{Name: "proxy", Status: Fail, Evidence: oneLine(r.Route.String()), Fix: r.Route.Fix()}}
 	default:
 		return []Check{answers, {
 			Name: "topic", Status: Fail, Evidence: cfg.Topic + ": " + oneLine(r.Route.String()),
@@ -86,6 +87,9 @@ func checkAddresses(ctx context.Context, cfg Config, p Probes, addresses []strin
 // judgeGroup is the consumer group as a lite consumer finds it.
 func judgeGroup(cfg Config, r rocketmq.Report) []Check {
 	fix := groupLine(cfg, "")
+	if r.Group.Code == "UNAUTHORIZED" { // it may publish, which is all that a gateway does
+		return []Check{{Name: "group", Status: Fail, Evidence: cfg.Group + ": " + oneLine(r.Group.String()), Fix: r.Group.Fix() + "\na gateway's user needs no right to the group"}}
+	}
 	if !r.Group.OK() {
 		c := Check{Name: "group", Status: Fail, Evidence: cfg.Group + ": " + oneLine(r.Group.String()), Fix: fix}
 		if strings.Contains(r.Group.Text, "expected to bind topic") {

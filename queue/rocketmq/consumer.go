@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -98,9 +97,6 @@ func (c *Consumer) Run(ctx context.Context, h queue.Handler) error {
 	if c.ran.Swap(true) {
 		return errors.New("rocketmq: the consumer has run already; take a new one")
 	}
-	if err := install(&c.cfg); err != nil {
-		return err
-	}
 	sdkLog.log.Store(c.log)
 	hard, end := context.WithCancel(context.WithoutCancel(ctx))
 	c.handler, c.hard = h, hard
@@ -144,10 +140,12 @@ type client struct {
 	running sync.WaitGroup // handlers
 }
 
-// start brings up a client. The library leaks goroutines with every start that
-// fails, so nothing is started before the proxy takes a connection.
+// start brings up a client.
 func (c *Consumer) start(ctx context.Context) (*client, error) {
-	if err := probe(ctx, c.cfg.Endpoint); err != nil {
+	if err := reach(ctx, c.cfg, true); err != nil {
+		return nil, err
+	}
+	if err := install(&c.cfg); err != nil {
 		return nil, err
 	}
 	s := newSession(c.cfg.Concurrency, c.metrics)
@@ -185,15 +183,6 @@ func started(s *session, start func() error) error {
 		s.leave()
 	}
 	return err
-}
-
-func probe(ctx context.Context, endpoint string) error {
-	d := net.Dialer{Timeout: time.Second}
-	conn, err := d.DialContext(ctx, "tcp", endpoint)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
 }
 
 func (c *Config) credentials() *credentials.SessionCredentials {

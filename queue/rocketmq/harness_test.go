@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -43,6 +45,10 @@ func newFleet(t testing.TB, endpoint string, change func(*Config)) *fleet {
 	cfg := DefaultConfig()
 	cfg.Endpoint, cfg.Concurrency, cfg.PublishTimeout = endpoint, 4, 20*time.Second
 	cfg.Secret = []byte(rand.Text())
+	if dir := os.Getenv("E2E_ROCKETMQ_SECURE"); dir != "" && endpoint == os.Getenv("E2E_ROCKETMQ") {
+		cfg.CAFile = filepath.Join(dir, "ca.pem")
+		cfg.AccessKey, cfg.SecretKey = user(t, dir, "penstock")
+	}
 	if change != nil {
 		change(&cfg)
 	}
@@ -60,6 +66,17 @@ func newFleet(t testing.TB, endpoint string, change func(*Config)) *fleet {
 		}
 	})
 	return &fleet{t: t, cfg: cfg, producer: p, width: 1}
+}
+
+// user is what scripts/rocketmq made of a user, in dir.
+func user(t testing.TB, dir, name string) (accessKey, secretKey string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	accessKey, secretKey, _ = strings.Cut(strings.TrimSpace(string(text)), "\n")
+	return accessKey, secretKey
 }
 
 func (f *fleet) publish(ctx context.Context, m *queue.Message) error {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	innerMD "github.com/apache/rocketmq-clients/golang/v5/metadata"
@@ -36,6 +37,45 @@ func (a Answer) String() string {
 		return a.Code + a.Text
 	}
 	return a.Code + ": " + a.Text
+}
+
+// Fix is what to do about a question that was not answered, by penstock's flags; "" =
+// nothing is known. The texts are gRPC's, crypto/tls's and the proxy's own.
+func (a Answer) Fix() string {
+	said := func(part string) bool { return strings.Contains(a.Text, part) }
+	switch {
+	case a.OK():
+		return ""
+	case a.Code == pb.Code_UNAUTHORIZED.String() && said("no permission"):
+		return "give the user of --rocketmq-credentials-file its rights: Pub on the topic for a gateway, Sub on topic and group for an agent (mqadmin createAcl; deploy/rocketmq)"
+	case a.Code == pb.Code_UNAUTHORIZED.String(), a.Code == pb.Code_FORBIDDEN.String():
+		return "the proxy asks for a user: give its access key and its secret key with --rocketmq-credentials-file (mqadmin createUser; deploy/rocketmq)"
+	case a.Code == pb.Code_TOPIC_NOT_FOUND.String(), a.Code == pb.Code_CONSUMER_GROUP_NOT_FOUND.String(), a.Code == pb.Code_ILLEGAL_CONSUMER_GROUP.String():
+		return "create topic and group as in deploy/rocketmq, or wait while the broker starts"
+	case a.Code == pb.Code_LITE_SUBSCRIPTION_QUOTA_EXCEEDED.String():
+		return "raise the group's lite.sub.client.quota (deploy/rocketmq)"
+	case a.Code != "":
+		return ""
+	case said("first record does not look like a TLS handshake"):
+		return "the port speaks no TLS: leave --rocketmq-ca-file out, or give the proxy a certificate (tlsCertPath)"
+	case said("x509:"):
+		return "give the issuer of the proxy's certificate with --rocketmq-ca-file, and a --rocketmq address that the certificate names"
+	case said("server preface"):
+		return "give --rocketmq the proxy's gRPC port, 8081 by default, not the name server's or the broker's; if it speaks TLS, --rocketmq-ca-file as well"
+	}
+	return ""
+}
+
+// err is nil for an answer, else what endpoint said and what to do about it.
+func (a Answer) err(endpoint string) error {
+	switch fix := a.Fix(); {
+	case a.OK():
+		return nil
+	case fix == "":
+		return fmt.Errorf("%s: %s", endpoint, a)
+	default:
+		return fmt.Errorf("%s: %s: %s", endpoint, strings.TrimRight(a.String(), ". \n"), fix)
+	}
 }
 
 func answer(s *pb.Status, err error) Answer {
@@ -71,20 +111,11 @@ func Inspect(ctx context.Context, cfg Config) (Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return Report{}, err
 	}
-	conf, err := cfg.tls()
+	i, end, err := newInspection(cfg)
 	if err != nil {
 		return Report{}, err
 	}
-	creds := insecure.NewCredentials()
-	if conf != nil {
-		creds = credentials.NewTLS(conf)
-	}
-	conn, err := grpc.NewClient(cfg.Endpoint, grpc.WithTransportCredentials(creds))
-	if err != nil {
-		return Report{}, fmt.Errorf("rocketmq: Endpoint %q: %w", cfg.Endpoint, err)
-	}
-	defer conn.Close()
-	i := inspection{cfg: cfg, proxy: pb.NewMessagingServiceClient(conn), id: "penstock-doctor@" + rand.Text()}
+	defer end()
 	var r Report
 	if i.route(ctx, &r); r.Route.OK() {
 		if i.group(ctx, &r); r.Group.OK() {
@@ -94,11 +125,46 @@ func Inspect(ctx context.Context, cfg Config) (Report, error) {
 	return r, nil
 }
 
+// reach is nil when the proxy answers for the topic, and a consumer for the group;
+// else it says what to do. The library asks the same when it starts, leaks goroutines
+// with every start that fails, and does not say what is wrong with a certificate.
+func reach(ctx context.Context, cfg Config, consumer bool) error {
+	ctx, cancel := context.WithTimeout(ctx, dialWithin)
+	defer cancel()
+	i, end, err := newInspection(cfg)
+	if err != nil {
+		return err
+	}
+	defer end()
+	var r Report
+	if i.route(ctx, &r); consumer && r.Route.OK() {
+		i.group(ctx, &r)
+		return r.Group.err(cfg.Endpoint)
+	}
+	return r.Route.err(cfg.Endpoint)
+}
+
 // inspection is one client of the proxy, by its id.
 type inspection struct {
 	cfg   Config
 	proxy pb.MessagingServiceClient
 	id    string
+}
+
+func newInspection(cfg Config) (i *inspection, end func(), err error) {
+	conf, err := cfg.tls()
+	if err != nil {
+		return nil, nil, err
+	}
+	creds := insecure.NewCredentials()
+	if conf != nil {
+		creds = credentials.NewTLS(conf)
+	}
+	conn, err := grpc.NewClient(cfg.Endpoint, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		return nil, nil, fmt.Errorf("rocketmq: Endpoint %q: %w", cfg.Endpoint, err)
+	}
+	return &inspection{cfg, pb.NewMessagingServiceClient(conn), "penstock-doctor@" + rand.Text()}, func() { _ = conn.Close() }, nil
 }
 
 func (i *inspection) topic() *pb.Resource    { return &pb.Resource{Name: i.cfg.Topic} }

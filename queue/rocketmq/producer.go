@@ -78,9 +78,6 @@ func (p *Producer) Run(ctx context.Context) error {
 	if p.ran.Swap(true) {
 		return errors.New("rocketmq: the producer has run already; take a new one")
 	}
-	if err := install(&p.cfg); err != nil {
-		return err
-	}
 	sdkLog.log.Store(p.log)
 	defer p.Close()
 	said := time.Time{}
@@ -120,7 +117,10 @@ func (s *session) live(ctx context.Context) {
 }
 
 func (p *Producer) start(ctx context.Context) (s *session, stop func(), err error) {
-	if err := probe(ctx, p.cfg.Endpoint); err != nil {
+	if err := reach(ctx, p.cfg, false); err != nil {
+		return nil, nil, err
+	}
+	if err := install(&p.cfg); err != nil {
 		return nil, nil, err
 	}
 	s = newSession(0, nil)
@@ -193,7 +193,7 @@ func (p *Producer) publish(ctx context.Context, m *queue.Message) error {
 		return queue.ErrClosed
 	case <-p.up:
 	case <-limit.Done():
-		return p.gaveUp(ctx, errors.New("not connected yet"))
+		return p.gaveUp(ctx, fmt.Errorf("not connected: %s", *p.why.Load()))
 	}
 	msg := &rmq.Message{Topic: p.cfg.Topic, Body: body}
 	for name, value := range properties {
@@ -236,7 +236,7 @@ func refused(err error) error {
 	case pb.Code_LITE_TOPIC_QUOTA_EXCEEDED:
 		return fmt.Errorf("%w: too many lanes, raise the broker's maxLmqConsumeQueueNum: %w", queue.ErrFull, err)
 	case pb.Code_ILLEGAL_LITE_TOPIC, pb.Code_ILLEGAL_TOPIC, pb.Code_ILLEGAL_MESSAGE_PROPERTY_KEY, pb.Code_UNAUTHORIZED, pb.Code_FORBIDDEN, pb.Code_BAD_REQUEST, pb.Code_VERSION_UNSUPPORTED:
-		return fmt.Errorf("rocketmq: refused: %w", err)
+		return fmt.Errorf("rocketmq: refused: %w", remedy(err))
 	}
 	return nil
 }

@@ -230,12 +230,14 @@ func codeOf(err error) pb.Code {
 	return 0
 }
 
+// remedy adds to an error of the library what to do about it.
 func remedy(err error) error {
-	switch codeOf(err) {
-	case pb.Code_LITE_SUBSCRIPTION_QUOTA_EXCEEDED:
-		return fmt.Errorf("%w: raise the group's lite.sub.client.quota (deploy/rocketmq)", err)
-	case pb.Code_TOPIC_NOT_FOUND, pb.Code_CONSUMER_GROUP_NOT_FOUND, pb.Code_ILLEGAL_CONSUMER_GROUP:
-		return fmt.Errorf("%w: create topic and group as in deploy/rocketmq, or wait while the broker starts", err)
+	code := codeOf(err)
+	if code == 0 {
+		return err
+	}
+	if fix := (Answer{Code: code.String(), Text: err.Error()}).Fix(); fix != "" {
+		return fmt.Errorf("%w: %s", err, fix)
 	}
 	return err
 }

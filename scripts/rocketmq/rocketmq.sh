@@ -8,6 +8,9 @@
 #   rocketmq.sh status | stop
 #   rocketmq.sh {kill,term,start,restart}-{namesrv,broker,proxy}   one of them (kill = -9)
 #   rocketmq.sh clean                     stop and delete data and logs
+# With RMQ_SECURE=1, set for every command: the proxy speaks TLS only, and asks for a user. Below
+# $ROCKETMQ_DIR/secure are the issuer ca.pem, and as AccessKey and SecretKey a line each the files
+# "penstock" (may use topic and group), "publisher" (may publish), "stranger" (may do nothing), "admin".
 # Needs bash, a JDK of 17 or later, and Maven. Everything lies below
 # ${PENSTOCK_CACHE:-~/.cache/penstock}/rocketmq: jars/, and run/ with data and logs
 # (ROCKETMQ_DIR and the RMQ_..._PORT variables make a second stack). 0.6 to 0.8 GB of memory.
@@ -28,9 +31,11 @@ RMQ_PROXY_HEAP=${RMQ_PROXY_HEAP:-192m}
 RMQ_START_TIMEOUT=${RMQ_START_TIMEOUT:-120}
 RMQ_BROKER_OPTS=${RMQ_BROKER_OPTS:-}
 RMQ_PROXY_OPTS=${RMQ_PROXY_OPTS:-}
+RMQ_SECURE=${RMQ_SECURE:-}
 RMQ_BROKER_CONF=${RMQ_BROKER_CONF:-} # more broker.conf lines, separated by ';'; the last of a name counts
 
 conf=$ROCKETMQ_DIR/conf data=$ROCKETMQ_DIR/data run=$ROCKETMQ_DIR/run log=$ROCKETMQ_DIR/log
+secure=$ROCKETMQ_DIR/secure
 jars=$ROCKETMQ_JARS/lib broker_jars=$ROCKETMQ_JARS/lib-broker
 java=${JAVA_HOME:+$JAVA_HOME/bin/}java javac=${JAVA_HOME:+$JAVA_HOME/bin/}javac
 
@@ -85,6 +90,38 @@ render() {
   if [[ -n $RMQ_BROKER_CONF ]]; then tr ';' '\n' <<<"$RMQ_BROKER_CONF" >>"$conf/broker.conf"; fi
   sed -e "s|127.0.0.1:9876|127.0.0.1:$RMQ_NAMESRV_PORT|" -e "s|: 8081|: $RMQ_GRPC_PORT|" -e "s|: 8080|: $RMQ_REMOTING_PORT|" \
     "$here/../../deploy/rocketmq/rmq-proxy.json" >"$conf/rmq-proxy.json"
+  rm -f "$conf/tools.yml"
+  if [[ -n $RMQ_SECURE ]]; then render_secure; fi
+}
+
+# The same with deploy/rocketmq's additions for TLS and users. mqadmin reads tools.yml.
+render_secure() {
+  local user secret
+  mkdir -p "$secure"
+  [[ -f $secure/proxy.pem ]] || certificates
+  for user in admin penstock publisher stranger; do
+    [[ -f $secure/$user ]] || (umask 077 && printf '%s\n%s\n' "$user" "$(openssl rand -hex 16)" >"$secure/$user")
+  done
+  secret=$(tail -n 1 "$secure/admin")
+  # Broker 5.5.1 cannot call the authorization of 5.5.0, the newest that Maven has: the proxy alone asks for rights.
+  sed -e "s|ADMIN_SECRET|$secret|" -e 's|^authorizationEnabled=true|authorizationEnabled=false|' \
+    "$here/../../deploy/rocketmq/broker-access.conf" >>"$conf/broker.conf"
+  { sed -e '$d' -e '/BatchSize/s|$|,|' "$conf/rmq-proxy.json"
+    sed -e 1d -e "s|ADMIN_SECRET|$secret|" -e "s|/etc/rocketmq|$secure|" "$here/../../deploy/rocketmq/rmq-proxy-access.json"; } >"$conf/rmq-proxy.new"
+  mv "$conf/rmq-proxy.new" "$conf/rmq-proxy.json"
+  printf 'accessKey: admin\nsecretKey: %s\n' "$secret" >"$conf/tools.yml"
+}
+
+# certificates makes an issuer of our own and the proxy's certificate.
+certificates() {
+  local name
+  for name in ca proxy; do
+    openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -nocrypt -out "$secure/$name.key"
+  done
+  openssl req -x509 -new -key "$secure/ca.key" -days 3650 -subj "/CN=penstock test issuer" -out "$secure/ca.pem"
+  openssl req -new -key "$secure/proxy.key" -subj "/CN=localhost" |
+    openssl x509 -req -days 3650 -CA "$secure/ca.pem" -CAkey "$secure/ca.key" -CAcreateserial -out "$secure/proxy.pem" \
+      -extfile <(echo "subjectAltName=IP:127.0.0.1,DNS:localhost") 2>/dev/null
 }
 
 # launch NAME HEAP CLASSPATH JVM-OPTIONS MAIN ARGS...
@@ -142,7 +179,7 @@ start_proxy() {
   if pid_of proxy >/dev/null; then return; fi
   if port_open "$RMQ_GRPC_PORT"; then die "port $RMQ_GRPC_PORT is in use"; fi
   : >"$log/proxy.out"
-  launch proxy "$RMQ_PROXY_HEAP" "$jars/*" "-XX:MaxDirectMemorySize=256m $RMQ_PROXY_OPTS" \
+  launch proxy "$RMQ_PROXY_HEAP" "$jars/*" "-XX:MaxDirectMemorySize=256m ${RMQ_SECURE:+-Dtls.server.mode=enforcing} $RMQ_PROXY_OPTS" \
     org.apache.rocketmq.proxy.ProxyStartup -pm cluster -pc "$conf/rmq-proxy.json"
   await proxy "startup" said proxy "startup successfully"
   await proxy "port $RMQ_GRPC_PORT" port_open "$RMQ_GRPC_PORT"
@@ -160,7 +197,8 @@ start() {
   start_namesrv
   start_broker
   # Before the proxy: it keeps what it has read of a topic or group for some seconds.
-  { topic_line penstock 60; group_line penstock-agents penstock; } | checked 2>>"$log/admin.out"
+  { topic_line penstock 60; group_line penstock-agents penstock; users; } | checked 2>>"$log/admin.out"
+  [[ -z $RMQ_SECURE ]] || : >"$secure/made"
   start_proxy
   say "ready in $((SECONDS - t0)) s (namesrv $(pid_of namesrv), broker $(pid_of broker), proxy $(pid_of proxy))"
   printf '127.0.0.1:%s\n' "$RMQ_GRPC_PORT"
@@ -210,6 +248,16 @@ admin() {
 
 topic_line() { printf 'updateTopic -c DefaultCluster -t %s -r 1 -w 1 -a +message.type=LITE,+lite.topic.expiration=%s\n' "$1" "${2:-60}"; }
 group_line() { printf 'updateSubGroup -c DefaultCluster -g %s -o true -r %s --attributes +lite.bind.topic=%s,+lite.sub.client.max.event.cnt=1000000,+lite.sub.client.quota=10000%s\n' "$1" "$RMQ_RETRY_MAX" "$2" "${3:+,$3}"; }
+
+users() {
+  local user
+  [[ -n $RMQ_SECURE && ! -f $secure/made ]] || return 0
+  for user in penstock publisher stranger; do
+    printf 'createUser -c DefaultCluster -u %s -p %s -t Normal\n' "$user" "$(tail -n 1 "$secure/$user")"
+  done
+  printf 'createAcl -c DefaultCluster -s User:penstock -r Topic:penstock,Group:penstock-agents -a Pub,Sub -d Allow\n'
+  printf 'createAcl -c DefaultCluster -s User:publisher -r Topic:penstock -a Pub -d Allow\n'
+}
 
 checked() { # run the admin lines on standard input; fail unless each one reports success
   local out want
