@@ -36,6 +36,7 @@ var allowed = map[string][]string{
 	"cost":      {"lane"},
 	"fleet":     {"lane", "reason"},
 	"abort":     {"reason"},
+	"gossip":    {},
 	"scheduler": {"lane", "cost", "reason"},
 	"scraper":   {"scheduler", "reason"},
 
@@ -56,6 +57,7 @@ var allowed = map[string][]string{
 	"gateway": {
 		"admin", "cost", "fleet", "lane", "queue", "reason", "registry", "response",
 	},
+	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "scheduler", "scraper", "vllm"},
 	"load":         {},
 	"doctor":       {"queue/rocketmq", "registry/redis", "scraper", "vllm"},
