@@ -38,7 +38,8 @@ type core struct {
 	verdicts ring
 	aborts   abortWatch
 	draining bool
-	idle     chan struct{} // closed once draining and nothing runs
+	ending   bool          // draining for good
+	idle     chan struct{} // closed once draining and nothing runs; not replaced once ending
 }
 
 func newCore(sched *scheduler.State, cfg *Config, m *metrics) *core {
@@ -268,11 +269,17 @@ func (c *core) distrust(now time.Time) {
 	c.failed = now
 }
 
-// drain suspends every held head, lets no other start and returns how many run.
-// idle closes when the last of them has ended.
+// drain is pause for good.
 func (c *core) drain(now time.Time) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.ending = true
+	return c.pause(now)
+}
+
+// pause suspends every held head, lets no other start and returns how many run.
+// idle closes when the last of them has ended. The caller has the mutex.
+func (c *core) pause(now time.Time) int {
 	c.draining = true
 	c.sched.SetDraining(true)
 	c.health.look(now, reason.Draining)

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"net/url"
 	"slices"
@@ -11,10 +10,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"penstock/reason"
 	"penstock/registry"
@@ -266,58 +261,5 @@ func TestFreed(t *testing.T) {
 	}
 	if len(w.closed) != watched {
 		t.Errorf("watched: got %d, want the bound %d", len(w.closed), watched)
-	}
-}
-
-func TestGRPC(t *testing.T) {
-	t.Parallel()
-	up, down := newNode(t), newNode(t, func(c *Config) { c.Node = "node-2" })
-	down.vllm.Stop()
-	g := NewGRPC([]*Agent{up.agent, down.agent}, slog.New(slog.DiscardHandler))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	go func() { served <- g.Serve(ctx, l) }()
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check(t, err)
-	defer conn.Close()
-	client := healthpb.NewHealthClient(conn)
-	status := func(service string) string {
-		r, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
-		if err != nil {
-			return err.Error()
-		}
-		return r.Status.String()
-	}
-	for _, tc := range [][2]string{{"", "NOT_SERVING"}, {Liveness, "SERVING"}, {"q", "NotFound"}} {
-		if got := status(tc[0]); !strings.Contains(got, tc[1]) {
-			t.Errorf("before the first sample: Check(%q): got %s, want %s", tc[0], got, tc[1])
-		}
-	}
-	watch, err := client.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: ""})
-	check(t, err)
-	next := func(want healthpb.HealthCheckResponse_ServingStatus) {
-		t.Helper()
-		r, err := watch.Recv()
-		check(t, err)
-		if r.Status != want {
-			t.Errorf("Watch: got %v, want %v", r.Status, want)
-		}
-	}
-	next(healthpb.HealthCheckResponse_NOT_SERVING)
-	up.run()
-	next(healthpb.HealthCheckResponse_SERVING)
-	if got := status("q"); got != "SERVING" {
-		t.Errorf("Check(q): got %s, want SERVING", got)
-	}
-	up.stop()
-	next(healthpb.HealthCheckResponse_NOT_SERVING)
-	if got := status("q"); got != "NOT_SERVING" {
-		t.Errorf("Check(q) while draining: got %s, want NOT_SERVING", got)
-	}
-	cancel()
-	if err := <-served; err != nil {
-		t.Errorf("Serve: got %v, want nil", err)
 	}
 }

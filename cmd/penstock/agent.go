@@ -59,7 +59,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	f.String("engine-api-key-file", "", "file with the API key that the engine asks for")
 	f.String("node", "", "unique name of this agent (default: the host's name)")
 	f.String("pool", "", "hardware class of this engine; lanes that ask for another are left alone")
-	f.String("grpc", "127.0.0.1:4781", "address of gRPC health")
+	grpcFlags(f)
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
 	commonFlags(f)
@@ -113,7 +113,12 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		return usage("%w", err)
 	}
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []agent.Health { return []agent.Health{node.Health()} }, back.rocketmq.Concurrency))
-	health := agent.NewGRPC([]*agent.Agent{node}, log)
+	health, err := agent.NewGRPC(opts.grpcKeys, agent.GRPCDeps{
+		Agents: []*agent.Agent{node}, Lookup: records.Lookup, Backlog: records.Backlog, Width: back.rocketmq.Concurrency, Metrics: metrics, Log: log,
+	})
+	if err != nil {
+		return usage("%w", err)
+	}
 	parts := func(why func(agent.Health) string) readiness {
 		return readiness{
 			"engine":   func() (bool, string) { h := node.Health(); return h.Ready, why(h) },

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"penstock/agent"
 	"penstock/config"
 	"penstock/gateway"
 )
@@ -24,6 +25,7 @@ type options struct {
 	engines        []string // URLs, or "sim"
 	engineKey      string
 	listen, grpc   string
+	grpcKeys       agent.GRPCConfig
 	admin, metrics string
 	sloTTFT, grace time.Duration
 	keys           *gateway.Keys
@@ -43,6 +45,14 @@ func commonFlags(f *pflag.FlagSet) {
 	f.String("log-level", "info", "debug, info, warn or error")
 	f.String("log-format", "text", "text or json")
 	f.String("config", "", "configuration file; default: the first of $PENSTOCK_CONFIG, ./penstock.yaml, the user's configuration directory, /etc/penstock/config.yaml")
+}
+
+// grpcFlags are those of whoever has agents.
+func grpcFlags(f *pflag.FlagSet) {
+	f.String("grpc", "127.0.0.1:4781", "address of gRPC: health, state, drain")
+	f.String("grpc-cert", "", "PEM file with the certificate of --grpc; TLS then, beside plain text; read again when it changes")
+	f.String("grpc-key", "", "PEM file with its key")
+	f.String("grpc-client-ca", "", "PEM file with the authority of clients that may drain and abort from other hosts; without it only callers on this host may")
 }
 
 // loadFlags fills f from environment and file.
@@ -69,6 +79,7 @@ func prepare(f *pflag.FlagSet) (*options, error) {
 func readOptions(f *pflag.FlagSet) (*options, error) {
 	text := func(name string) string { v, _ := f.GetString(name); return v }
 	opts := &options{listen: text("listen"), grpc: text("grpc"), admin: text("admin"), metrics: text("metrics")}
+	opts.grpcKeys = agent.GRPCConfig{Cert: text("grpc-cert"), Key: text("grpc-key"), ClientCA: text("grpc-client-ca")}
 	opts.grace, _ = f.GetDuration("grace")
 	if list, err := f.GetStringArray("engine"); err == nil {
 		opts.engines = list

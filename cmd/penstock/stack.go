@@ -94,7 +94,12 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.grpc = agent.NewGRPC(s.agents, log)
+	s.grpc, err = agent.NewGRPC(opts.grpcKeys, agent.GRPCDeps{
+		Agents: s.agents, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Width: bounds.Concurrency, Metrics: metrics, Log: log,
+	})
+	if err != nil {
+		return nil, usage("%w", err)
+	}
 	s.admin, err = admin.New(admin.DefaultConfig(), admin.Deps{
 		Gatherer: metrics, Live: func() (bool, string) { return true, "" }, Ready: s.ready, Started: func() bool { return true }, State: s.state, Log: log,
 	})

@@ -38,7 +38,7 @@ flags win over variables, variables over the file. See: penstock config example.
 	f.StringArray("engine", nil, `URL of a vLLM engine, or "sim" for the built-in simulated one; may be given several times`)
 	f.String("engine-api-key-file", "", "file with the API key that the engines ask for")
 	f.String("listen", "127.0.0.1:4780", "address of the OpenAI API")
-	f.String("grpc", "127.0.0.1:4781", "address of gRPC health")
+	grpcFlags(f)
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	doorFlags(f)
 	commonFlags(f)

@@ -1,0 +1,120 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	penstockv1 "penstock/proto/penstock/v1"
+	"penstock/reason"
+	"penstock/scheduler"
+)
+
+// lanesTop is how many lanes are listed unless asked otherwise.
+const lanesTop = 20
+
+// view is the engine's, at now.
+func (a *Agent) view(now time.Time) scheduler.View {
+	a.core.mu.Lock()
+	defer a.core.mu.Unlock()
+	return a.core.view(now)
+}
+
+// Lanes lists what waits, and why by the engines that this agent knows.
+func (g service) Lanes(ctx context.Context, r *penstockv1.LanesRequest) (*penstockv1.LanesResponse, error) {
+	now := time.Now()
+	engines, _ := g.cluster(ctx, now)
+	backlog := g.deps.Backlog(now)
+	lanes := make([]*penstockv1.Lane, len(backlog))
+	for i, b := range backlog {
+		l := &penstockv1.Lane{
+			Tier: b.Tier, Model: b.Model, BacklogRequests: count(b.Requests), BacklogTokens: float64(b.Tokens),
+			OldestSeconds: b.Oldest.Seconds(), RunningRequests: count(b.Running),
+		}
+		limit(l, engines, g.deps.Width)
+		lanes[i] = l
+	}
+	slices.SortStableFunc(lanes, func(a, b *penstockv1.Lane) int {
+		return cmp.Or(cmp.Compare(b.BacklogRequests, a.BacklogRequests), cmp.Compare(b.OldestSeconds, a.OldestSeconds))
+	})
+	top := int(r.GetTop())
+	if top <= 0 {
+		top = lanesTop
+	}
+	return &penstockv1.LanesResponse{Lanes: lanes[:min(top, len(lanes))], Total: count(len(lanes))}, nil
+}
+
+// limit sets the lane's width, width requests on each usable engine of its model, and
+// why what waits does not start.
+func limit(l *penstockv1.Lane, engines []*penstockv1.EngineState, width int) {
+	gates, n := map[string]int{}, 0
+	for _, e := range engines {
+		if e.Ready && slices.Contains(e.Models, l.Model) {
+			gates[e.Gate]++
+			n++
+		}
+	}
+	l.Width = count(n * width)
+	switch {
+	case l.BacklogRequests == 0:
+	case n == 0:
+		l.LimitedBy = reason.NoEngine.String()
+	case width > 0 && l.RunningRequests >= l.Width:
+		l.LimitedBy = "lane_width"
+	default:
+		delete(gates, reason.OK.String())
+		for gate, times := range gates {
+			if most := gates[l.LimitedBy]; times > most || times == most && gate < l.LimitedBy {
+				l.LimitedBy = gate
+			}
+		}
+		l.LimitedBy = cmp.Or(l.LimitedBy, reason.OK.String()) // every engine takes work: it starts now
+	}
+}
+
+// GetRequest reads a request's record, and its run where it runs here.
+func (g service) GetRequest(ctx context.Context, r *penstockv1.GetRequestRequest) (*penstockv1.GetRequestResponse, error) {
+	if r.GetId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "id is empty: say which request")
+	}
+	now := time.Now()
+	answer := &penstockv1.GetRequestResponse{}
+	call, cancel := context.WithTimeout(ctx, g.deps.Agents[0].cfg.StoreTimeout)
+	defer cancel()
+	rec, err := g.deps.Lookup(call, r.GetId())
+	if err != nil {
+		answer.Problem = err.Error()
+	}
+	answer.State = rec.State.String()
+	answer.Tier, answer.Model, answer.Owner, answer.Attempt = rec.Tier, rec.Model, rec.Owner, rec.Attempt
+	answer.Tries, answer.Canceled = count(rec.Tries), rec.Canceled
+	if !rec.Opened.IsZero() {
+		answer.OpenedSeconds, answer.DeadlineSeconds = now.Sub(rec.Opened).Seconds(), rec.Deadline.Sub(now).Seconds()
+	}
+	for _, a := range g.deps.Agents {
+		if run := a.runOf(now, r.GetId()); run != nil {
+			answer.Run = run
+		}
+	}
+	return answer, nil
+}
+
+// runOf is the attempt of id that runs here; nil: none does.
+func (a *Agent) runOf(now time.Time, id string) *penstockv1.Run {
+	a.core.mu.Lock()
+	r := a.core.runs[id]
+	a.core.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	run := &penstockv1.Run{Node: a.cfg.Node, Attempt: r.attempt, Seconds: now.Sub(r.began).Seconds(), First: r.first.Load()}
+	if r.mu.TryLock() { // else it is sending: not silent
+		run.SilentSeconds = max(now.Sub(r.last).Seconds(), 0)
+		r.mu.Unlock()
+	}
+	return run
+}

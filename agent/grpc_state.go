@@ -1,0 +1,224 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"penstock/fleet"
+	penstockv1 "penstock/proto/penstock/v1"
+	"penstock/reason"
+	"penstock/registry"
+	"penstock/scheduler"
+)
+
+const (
+	// watchGap is between two updates of a WatchState stream at least, watchBeat at
+	// most: silence for longer says that the agent is away.
+	watchGap, watchBeat = 50 * time.Millisecond, time.Second
+	// goneAfter is the age of an engine's last word from which its agent counts as
+	// gone, as in the directory.
+	goneAfter = 10 * time.Second
+	gone      = "gone" // the condition of such an engine
+)
+
+// GetState answers with the engines of this process.
+func (g service) GetState(_ context.Context, r *penstockv1.GetStateRequest) (*penstockv1.GetStateResponse, error) {
+	engines, err := g.engines(time.Now(), r.GetNode())
+	return &penstockv1.GetStateResponse{Engines: engines}, err
+}
+
+// WatchState looks every watchGap and sends what changed. What a slow reader has not
+// taken yet is not more than grpc's window, 64 KiB; then nothing is read for it.
+func (g service) WatchState(r *penstockv1.WatchStateRequest, stream penstockv1.AgentService_WatchStateServer) error {
+	var said []*penstockv1.EngineState
+	var at time.Time
+	return g.watch(stream.Context(), watchGap, func(now time.Time) error {
+		engines, err := g.engines(now, r.GetNode())
+		if err != nil {
+			return err
+		}
+		if slices.EqualFunc(engines, said, same) && now.Sub(at) < watchBeat {
+			return nil
+		}
+		said, at = engines, now
+		return stream.Send(&penstockv1.WatchStateResponse{Engines: engines})
+	})
+}
+
+// same compares two states by all but the passing of time. It leaves both as they were.
+func same(a, b *penstockv1.EngineState) bool {
+	age, why := b.SampleAgeSeconds, b.Why
+	b.SampleAgeSeconds = a.SampleAgeSeconds
+	if a.Condition != reason.OK.String() && a.Condition == b.Condition { // then why counts the seconds
+		b.Why = a.Why
+	}
+	equal := proto.Equal(a, b)
+	b.SampleAgeSeconds, b.Why = age, why
+	return equal
+}
+
+// watch calls f at once and then every gap until the caller, f or Serve ends.
+func (g *GRPC) watch(ctx context.Context, gap time.Duration, f func(now time.Time) error) error {
+	if g.watchers.Add(1) > maxWatchers {
+		g.watchers.Add(-1)
+		return status.Errorf(codes.ResourceExhausted, "%d streams are open already", maxWatchers)
+	}
+	defer g.watchers.Add(-1)
+	tick := time.NewTicker(gap)
+	defer tick.Stop()
+	for {
+		if err := f(time.Now()); err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-g.ended:
+			return status.Error(codes.Unavailable, "shutting down")
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+// engines are those of this process; node "" is all of them.
+func (g *GRPC) engines(now time.Time, node string) ([]*penstockv1.EngineState, error) {
+	agents := g.deps.Agents
+	if node != "" {
+		a, err := g.named(node)
+		if err != nil {
+			return nil, err
+		}
+		agents = []*Agent{a}
+	}
+	all := make([]*penstockv1.EngineState, len(agents))
+	for i, a := range agents {
+		all[i] = a.engineState(now)
+	}
+	return all, nil
+}
+
+// Cluster joins three sources, the later over the earlier: the engine directory, the
+// rows of peers, this process.
+func (g service) Cluster(ctx context.Context, _ *penstockv1.ClusterRequest) (*penstockv1.ClusterResponse, error) {
+	engines, problem := g.cluster(ctx, time.Now())
+	answer := &penstockv1.ClusterResponse{Engines: engines}
+	if problem != nil {
+		answer.Problem = problem.Error()
+	}
+	return answer, nil
+}
+
+func (g *GRPC) cluster(ctx context.Context, now time.Time) ([]*penstockv1.EngineState, error) {
+	first := g.deps.Agents[0]
+	call, cancel := context.WithTimeout(ctx, first.cfg.StoreTimeout)
+	defer cancel()
+	listed, problem := first.deps.Directory.Engines(call)
+	known := make(map[string]*penstockv1.EngineState, len(listed))
+	for i := range listed {
+		known[listed[i].Node] = listedState(now, &listed[i])
+	}
+	rows := first.deps.Peers()
+	for i := range rows {
+		row := &rows[i]
+		if known[row.Node] == nil {
+			known[row.Node] = &penstockv1.EngineState{Node: row.Node, Pool: row.Pool, AgeSeconds: math.Inf(1)}
+		}
+		fromRow(known[row.Node], now, row)
+	}
+	for _, a := range g.deps.Agents {
+		known[a.cfg.Node] = a.engineState(now)
+	}
+	return slices.SortedFunc(maps.Values(known), func(a, b *penstockv1.EngineState) int { return cmp.Compare(a.Node, b.Node) }), problem
+}
+
+// listedState is what the directory says, which every agent renews every RenewEvery.
+func listedState(now time.Time, e *registry.Engine) *penstockv1.EngineState {
+	s := &penstockv1.EngineState{Node: e.Node, Grpc: e.GRPC, Models: e.Models, Pool: e.Pool}
+	hear(s, now, e.Seen, e.State)
+	return s
+}
+
+// fromRow takes a peer's row, if it counts or is newer than what is known.
+func fromRow(s *penstockv1.EngineState, now time.Time, row *fleet.Row) {
+	if age := now.Sub(row.At); age > fleet.StaleAfter && age.Seconds() >= s.AgeSeconds {
+		return
+	}
+	s.KvUsage, s.RunningRequests, s.WaitingRequests = row.KV, count(row.Running), count(row.Waiting)
+	s.StepSeconds, s.FirstTokenSeconds = row.Step.Seconds(), row.FirstToken.Seconds()
+	s.FreeTokens, s.DrainTokensPerSecond = count(row.Freeness), row.DrainRate
+	hear(s, now, row.At, row.State)
+}
+
+// hear sets what an engine's agent last said of its condition.
+func hear(s *penstockv1.EngineState, now, at time.Time, condition reason.Reason) {
+	s.AgeSeconds = max(now.Sub(at).Seconds(), 0)
+	s.Condition, s.Why = condition.String(), ""
+	switch {
+	case now.Sub(at) > goneAfter:
+		s.Condition, s.FreeTokens = gone, 0
+		s.Why = fmt.Sprintf("%s: not heard of for %d s", gone, int(s.AgeSeconds))
+	case condition != reason.OK:
+		s.Why = condition.String()
+	}
+	s.Gate, s.Ready = s.Condition, usable(condition) && s.Condition != gone
+}
+
+// engineState is the engine as its own agent sees it.
+func (a *Agent) engineState(now time.Time) *penstockv1.EngineState {
+	s := a.state(now, 0)
+	v := &s.View
+	out := &penstockv1.EngineState{
+		Node: s.Node, Models: s.Models, Pool: s.Pool, Grpc: a.cfg.GRPC, Local: true,
+		Condition: s.Condition, Gate: s.Gate, Why: s.Why, Ready: s.Ready && len(s.Models) > 0,
+		SampleAgeSeconds: v.SampleAge.Seconds(), KvUsage: v.KV, RunningRequests: count(v.Running), WaitingRequests: count(v.Waiting),
+		StepSeconds: v.StepTime.Seconds(), FirstTokenSeconds: v.FirstToken.Seconds(),
+		DrainTokensPerSecond: v.DrainRate, PrefillTokensPerSecond: v.Prefill, KvTokens: count(v.KVTokens),
+		InflightRequests: count(s.Running), LedgerRequests: count(v.Requests), LedgerTokens: count(v.Tokens),
+		PendingTokens: count(v.Pending), PendingSequences: count(v.PendingSeq), UnseenTokens: count(v.Credit), HeldRequests: count(len(s.Room)),
+	}
+	if v.Gate == reason.OK {
+		out.FreeTokens = count(v.Freeness)
+	} else if usable(v.Condition) {
+		out.Why = gateText(v, &a.cfg.Scheduler)
+	}
+	return out
+}
+
+// gateText says with the figures what closes the gate of a usable engine.
+func gateText(v *scheduler.View, cfg *scheduler.Config) string {
+	waiting := max(v.Waiting, v.PendingSeq)
+	switch v.Gate {
+	case reason.KVHigh:
+		if v.KV < cfg.KVStop { // closed before, and not open again yet
+			return fmt.Sprintf("kv %s, open again below %s", percent(v.KV), percent(cfg.KVReopen))
+		}
+		return fmt.Sprintf("kv %s >= %s", percent(v.KV), percent(cfg.KVStop))
+	case reason.KVBand:
+		return fmt.Sprintf("kv %s >= %s", percent(v.KV), percent(cfg.KVStart))
+	case reason.KVCredit:
+		return fmt.Sprintf("kv %s and %d tokens started that do not show yet", percent(v.KV), v.Credit)
+	case reason.WaitingHigh:
+		return fmt.Sprintf("%d waiting in the engine >= %d", waiting, cfg.WaitMax)
+	case reason.WaitingSome:
+		return fmt.Sprintf("%d waiting in the engine >= %d", waiting, cfg.WaitSome)
+	case reason.PrefillBusy:
+		return fmt.Sprintf("%d prompt tokens before their first token", v.Pending)
+	case reason.Cold:
+		return "its speed is not known yet"
+	}
+	return v.Gate.String()
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
+
+// count is n as a message's count.
+func count(n int) int32 { return int32(max(min(n, math.MaxInt32), math.MinInt32)) }

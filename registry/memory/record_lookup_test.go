@@ -1,0 +1,9 @@
+package memory
+
+import (
+	"testing"
+
+	"penstock/registry/registrytest"
+)
+
+func TestLookup(t *testing.T) { registrytest.Lookup(t, with) }
