@@ -71,7 +71,7 @@ func send(ctx context.Context, g *part, a ask, onChunk func(*reply)) *reply {
 	turn := g.turn()
 	r.broken = r.exchange(ctx, g.url, a.body(a.model), onChunk)
 	r.took = time.Since(r.began)
-	r.died = turn%2 == 0 || g.turn() != turn
+	r.died = !g.served(turn) || g.turn() != turn
 	return r
 }
 

@@ -71,15 +71,30 @@ func TestRedisEmptied(t *testing.T) {
 		outcomes, l.answeredAfter(emptied, anyOf).Round(time.Millisecond), f.calm(t, 90*time.Second))
 }
 
+// expired is how often the fleet has called a request too late to start.
+func (f *fleet) expired(t *testing.T) (sum float64) {
+	t.Helper()
+	for name, parts := range map[string][]*part{"penstock_decisions_total": f.agents, "penstock_attempts_total": f.agents, "penstock_refusals_total": f.gateways} {
+		for _, p := range parts {
+			n, err := p.metric(name, `reason="queue_deadline_exceeded"`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += n
+		}
+	}
+	return sum
+}
+
 // TestBrokerRestarts: the broker is killed and started under a stream that is past its
-// start deadline: one execution, the whole answer.
+// start deadline, half a minute long or five: one execution, the whole answer.
 func TestBrokerRestarts(t *testing.T) {
 	f := the(t)
 	tokens := 300
 	if *full {
 		tokens = 3000
 	}
-	before := prefilled(t, f.engines[2])
+	before, expired := prefilled(t, f.engines[2]), f.expired(t)
 	a := ask{
 		model: beta, prompt: "a long stream", tokens: tokens, stream: true, key: key(0),
 		header: map[string][]string{"X-Penstock-Start-Timeout-Ms": {"3000"}},
@@ -109,12 +124,18 @@ func TestBrokerRestarts(t *testing.T) {
 	if got, err := f.judge(r); got != whole || err != nil {
 		t.Errorf("the stream: %s %v after %v and %d chunks", got, err, r.took, r.chunks)
 	}
-	took := f.calm(t, 90*time.Second)
+	if r.took < time.Duration(tokens)*slowToken {
+		t.Errorf("the stream took %v, want %v at least", r.took, time.Duration(tokens)*slowToken)
+	}
+	f.rest(t, 90*time.Second)
 	// The prompt is about ten tokens; a second execution would double them.
 	if n := prefilled(t, f.engines[2]) - before; n < 1 || n > 15 {
 		t.Errorf("%v prompt tokens were computed for one prompt of about ten", n)
 	}
-	t.Logf("a stream of %v, one execution; at rest %v later", r.took.Round(time.Second), took)
+	if n := f.expired(t) - expired; n > 0 {
+		t.Errorf("%v deliveries were called too late to start, want none: the stream has started", n)
+	}
+	t.Logf("a stream of %v: one execution, called expired by nobody", r.took.Round(time.Second))
 }
 
 // TestSendTimesOut: the proxy takes a message too late: its client has been refused,

@@ -28,6 +28,7 @@ type part struct {
 	cmd   *exec.Cmd
 	ended chan error // size 1, of the process that runs
 	turns int        // starts and ends so far: odd = it runs
+	up    int        // the last turn in which it said that it is ready
 }
 
 func (p *part) start() error {
@@ -138,7 +139,20 @@ func (p *part) ready() (bool, string) {
 	if err != nil {
 		return false, err.Error()
 	}
+	if status == http.StatusOK {
+		p.mu.Lock()
+		p.up = p.turns
+		p.mu.Unlock()
+	}
 	return status == http.StatusOK, body
+}
+
+// served says whether the process of that turn has been ready: before, it may not yet
+// take connections.
+func (p *part) served(turn int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return turn%2 == 1 && p.up == turn
 }
 
 func (p *part) awaitReady(within time.Duration) error {
