@@ -25,9 +25,19 @@ type Config struct {
 	WriteLimit   time.Duration // longest a single write to a client may take
 	Grace        time.Duration // how long a drain waits for open requests
 
+	// RefuseLaw is by what the door refuses: LawRate, by the predicted start of each
+	// request, or LawWatermark, by the engines' gauges alone.
+	RefuseLaw string
+
 	SaturatedStatus int   // 429 or 503, for "all engines are busy"
 	Keys            *Keys // nil = no authentication, one tenant "default"
 }
+
+// The values of Config.RefuseLaw.
+const (
+	LawRate      = "rate"
+	LawWatermark = "watermark" // its numbers: fleet.Level
+)
 
 // DefaultConfig has the values of the design; authentication is off.
 func DefaultConfig() Config {
@@ -45,6 +55,7 @@ func DefaultConfig() Config {
 		ClientBuffer:    1 << 20,
 		WriteLimit:      30 * time.Second,
 		Grace:           30 * time.Second,
+		RefuseLaw:       LawRate,
 		SaturatedStatus: http.StatusTooManyRequests,
 	}
 }
@@ -79,6 +90,9 @@ func (c *Config) Validate() error {
 	}
 	if c.ClientBuffer < 4096 {
 		return fmt.Errorf("gateway: client_buffer is %d: set it to 4096 bytes or more", c.ClientBuffer)
+	}
+	if c.RefuseLaw != LawRate && c.RefuseLaw != LawWatermark {
+		return fmt.Errorf("gateway: refuse.law is %q: set it to %s or %s", c.RefuseLaw, LawRate, LawWatermark)
 	}
 	if c.SaturatedStatus != http.StatusTooManyRequests && c.SaturatedStatus != http.StatusServiceUnavailable {
 		return fmt.Errorf("gateway: refuse.saturated is %d: set it to 429 or 503", c.SaturatedStatus)

@@ -141,6 +141,23 @@ func (d *directory) drain(model string, known []registry.Engine, now time.Time) 
 	return registry.Drain{Engines: engines}, 0
 }
 
+// water refuses by the law "watermark".
+func (d *directory) water(model, id string, now time.Time) *refusal {
+	var rows []fleet.Row
+	if d.rows != nil {
+		rows = d.rows()
+	}
+	w := fleet.Level(rows, model, now)
+	if !w.Refuses(id, now) {
+		return nil
+	}
+	f := &refusal{reason: reason.Overloaded, model: model}
+	if f.detail = fmt.Sprintf("How full the engines for model '%s' are is not known.", model); w.Engines > 0 {
+		f.detail = fmt.Sprintf("The engines for model '%s' are full: %.0f %% of their KV cache, %s waiting in %s.", model, 100*w.KV, count(w.Waiting, "request"), count(w.Engines, "engine"))
+	}
+	return f
+}
+
 func live(e *registry.Engine, now time.Time) bool {
 	return (e.State == reason.OK || e.State == reason.Stale) && now.Sub(e.Seen) <= engineGone
 }

@@ -110,9 +110,13 @@ type stub struct {
 	engines   []registry.Engine
 	dirErr    error
 	cancels   []string
+	limit     time.Duration // what Open must be called with; 0 = anything
 }
 
-func (s *stub) Open(context.Context, registry.Request, registry.Drain) (registry.Admission, error) {
+func (s *stub) Open(_ context.Context, r registry.Request, _ registry.Drain) (registry.Admission, error) {
+	if s.limit > 0 && r.Limit != s.limit {
+		return registry.Admission{}, fmt.Errorf("opened with limit %s, want %s", r.Limit, s.limit)
+	}
 	if s.stumbles--; s.stumbles >= 0 {
 		return registry.Admission{}, registry.ErrAway
 	}
@@ -142,6 +146,11 @@ func TestRefusedRequests(t *testing.T) {
 		stub    *stub
 		request *http.Request
 		g       *Gateway
+		rows    []fleet.Row
+	}
+	water := func(kv float64, waiting int) []fleet.Row {
+		r := fleet.Row{Models: fleet.Models("q"), State: reason.OK, KV: kv, Waiting: waiting, At: time.Now()}
+		return []fleet.Row{r, r}
 	}
 	for _, c := range []struct {
 		name    string
@@ -187,6 +196,13 @@ func TestRefusedRequests(t *testing.T) {
 		{name: "saturated", set: func(s *setup) {
 			s.stub.admission = registry.Admission{Reason: reason.Overloaded, Ahead: 37, Wait: 12 * time.Second, RetryAfter: 12 * time.Second}
 		}, status: 429, reason: "server_is_overloaded", message: "All engines for model 'q' are busy: 37 requests ahead, about 12 s. Please try again in 12 seconds."},
+		{name: "by the water, KV", set: func(s *setup) { s.cfg.RefuseLaw, s.rows = LawWatermark, water(0.93, 3) }, status: 429, reason: "server_is_overloaded", message: "The engines for model 'q' are full: 93 % of their KV cache, 6 requests waiting in 2 engines. Please try again in 1 second."},
+		{name: "by the water, waiting", set: func(s *setup) { s.cfg.RefuseLaw, s.rows = LawWatermark, water(0.3, 21) }, status: 429, reason: "server_is_overloaded", message: "The engines for model 'q' are full: 30 % of their KV cache, 42 requests waiting in 2 engines. Please try again in 1 second."},
+		{name: "below it the record store has no say by rate", set: func(s *setup) {
+			s.cfg.RefuseLaw, s.rows = LawWatermark, water(0.3, 20)
+			s.stub.admission = registry.Admission{Reason: reason.LaneFull, Ahead: 1, Wait: time.Second}
+			s.stub.limit = 600 * time.Second
+		}, status: 429, reason: "lane_full", message: "Your queue for model 'q' is full: 1 request ahead, about 1 s. Please try again in 1 second."},
 		{name: "one ahead", set: func(s *setup) {
 			s.stub.admission = registry.Admission{Reason: reason.Overloaded, Ahead: 1, Wait: 1900 * time.Millisecond, RetryAfter: time.Second}
 		}, status: 429, reason: "server_is_overloaded", message: "All engines for model 'q' are busy: 1 request ahead, about 2 s. Please try again in 1 second."},
@@ -218,7 +234,7 @@ func TestRefusedRequests(t *testing.T) {
 			var s *stage
 			set := &setup{stub: stub, request: httptest.NewRequest("POST", chatPath, strings.NewReader(c.body)), g: &Gateway{}}
 			s = newStage(t, func(cfg *Config, d *Deps) {
-				d.Records, d.Directory, d.Rows = stub, stub, func() []fleet.Row { return nil }
+				d.Records, d.Directory, d.Rows = stub, stub, func() []fleet.Row { return set.rows }
 				set.cfg, set.deps = cfg, d
 				if c.set != nil {
 					c.set(set)
@@ -242,6 +258,23 @@ func TestRefusedRequests(t *testing.T) {
 				t.Errorf("%d requests are still open", left)
 			}
 		})
+	}
+}
+
+// TestWaterWithoutRows: the law "watermark" refuses half while no row counts.
+func TestWaterWithoutRows(t *testing.T) {
+	d := directory{rows: func() []fleet.Row { return nil }}
+	refused := 0
+	for i := range 1000 {
+		if f := d.water("q", fmt.Sprint(i), time.Unix(1000, 0)); f != nil {
+			refused++
+			if text := f.text(time.Second); text != "How full the engines for model 'q' are is not known. Please try again in 1 second." || f.reason != reason.Overloaded {
+				t.Fatalf("refused with %s, %q", f.reason, text)
+			}
+		}
+	}
+	if refused < 450 || refused > 550 {
+		t.Errorf("%d of 1000 are refused, want half", refused)
 	}
 }
 

@@ -69,7 +69,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, log *slog.Lo
 	}
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []agent.Health { return nil }, 0))
 	cfg := gateway.DefaultConfig()
-	cfg.Listen, cfg.SLOTTFT, cfg.Grace, cfg.Keys = ls[0].Addr().String(), opts.sloTTFT, opts.grace, opts.keys
+	cfg.Listen, cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys = ls[0].Addr().String(), opts.sloTTFT, opts.refuseLaw, opts.grace, opts.keys
 	door, err := gateway.New(cfg, gateway.Deps{
 		Records: records, Directory: records, Publish: lanes.Publish, OpenMailbox: mail.Open, Address: mail.Address,
 		Metrics: metrics, Log: log,

@@ -28,6 +28,7 @@ type options struct {
 	grpcKeys       agent.GRPCConfig
 	admin, metrics string
 	sloTTFT, grace time.Duration
+	refuseLaw      string
 	keys           *gateway.Keys
 	logLevel       slog.Level
 	logJSON        bool
@@ -36,6 +37,7 @@ type options struct {
 // doorFlags are those of whoever serves the OpenAI API.
 func doorFlags(f *pflag.FlagSet) {
 	f.Duration("slo-ttft", gateway.DefaultConfig().SLOTTFT, "time to first token that requests are admitted for, such as 2s")
+	f.String("refuse-law", gateway.LawRate, "by what a request is refused at once: rate (its predicted start) or watermark (how full the engines are)")
 	f.String("api-keys", "", `YAML file of "tenant: key" or "tenant: sha256:…" lines (see: penstock keys hash); without it everybody is one tenant`)
 	f.Bool("insecure-no-auth", false, "serve addresses other than loopback without --api-keys")
 }
@@ -128,6 +130,9 @@ func readOptions(f *pflag.FlagSet) (*options, error) {
 func (o *options) readDoor(f *pflag.FlagSet) error {
 	if o.sloTTFT, _ = f.GetDuration("slo-ttft"); o.sloTTFT <= 0 || o.sloTTFT > 600*time.Second {
 		return fmt.Errorf("--slo-ttft %v: want more than 0 and at most 10m", o.sloTTFT)
+	}
+	if o.refuseLaw, _ = f.GetString("refuse-law"); o.refuseLaw != gateway.LawRate && o.refuseLaw != gateway.LawWatermark {
+		return fmt.Errorf("--refuse-law %q: want %s or %s", o.refuseLaw, gateway.LawRate, gateway.LawWatermark)
 	}
 	if path, _ := f.GetString("api-keys"); path != "" {
 		lines, err := os.ReadFile(path)

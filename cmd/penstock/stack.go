@@ -86,7 +86,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	}
 	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency))
 	cfg := gateway.DefaultConfig()
-	cfg.Listen, cfg.SLOTTFT, cfg.Grace, cfg.Keys = s.listener.Addr().String(), opts.sloTTFT, opts.grace, opts.keys
+	cfg.Listen, cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys = s.listener.Addr().String(), opts.sloTTFT, opts.refuseLaw, opts.grace, opts.keys
 	s.gateway, err = gateway.New(cfg, gateway.Deps{
 		Records: s.records, Directory: s.records, Publish: s.lanes.Publish, Discard: s.lanes.Discard, OpenMailbox: bus.Open,
 		Rows: s.rows, Cause: s.cause, Metrics: metrics, Log: log,
