@@ -54,8 +54,9 @@ var allowed = map[string][]string{
 	"agent": {
 		"abort", "admin", "fleet", "lane", "proto/penstock/v1", "queue", "reason", "registry", "response", "scheduler", "scraper", "vllm",
 	},
+	"gateway/openai": {},
 	"gateway": {
-		"admin", "cost", "fleet", "lane", "queue", "reason", "registry", "response",
+		"gateway/openai", "admin", "cost", "fleet", "lane", "queue", "reason", "registry", "response",
 	},
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "scheduler", "scraper", "vllm"},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"penstock/gateway/openai"
 	"penstock/lane"
 	"penstock/queue"
 	"penstock/reason"
@@ -29,7 +30,8 @@ type exchange struct {
 	arrived time.Time
 
 	id, label, tenant string
-	request           request
+	path              string // of the API
+	request           openai.Request
 	limits            limits
 	known             bool     // the directory knows the model
 	queued            bool     // it was put into its lane
@@ -48,7 +50,7 @@ func newID() string {
 // infer serves one request for a model.
 func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind string) {
 	x := &exchange{g: g, w: w, rc: http.NewResponseController(w), r: r, arrived: time.Now(), id: newID()}
-	x.request.path, x.request.kind = path, kind
+	x.path, x.request.Kind = path, kind
 	if x.label = label(r.Header.Get("X-Request-Id")); x.label == "" {
 		x.label = x.id
 	}
@@ -64,7 +66,7 @@ func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind strin
 		x.refuse(f)
 		return
 	}
-	x.waiter = newWaiter(x.request.stream, g.cfg.ClientBuffer, x.unhang)
+	x.waiter = newWaiter(x.request.Stream, g.cfg.ClientBuffer, x.unhang)
 	g.waiters.put(x.id, x.waiter)
 	defer func() {
 		g.waiters.remove(x.id)
@@ -114,17 +116,18 @@ func (x *exchange) accept(open int) *refusal {
 	if x.tenant, ok = cfg.tenantOf(h.Get("Authorization")); !ok {
 		return &refusal{reason: reason.NoKey}
 	}
-	var bad *fault
-	if x.limits, bad = parseLimits(h, cfg); bad != nil {
-		return &refusal{reason: reason.BadRequest, detail: bad.message}
+	var wrong string
+	if x.limits, wrong = parseLimits(h, cfg); wrong != "" {
+		return &refusal{reason: reason.BadRequest, detail: wrong}
 	}
 	body, f := x.body()
 	if f != nil {
 		return f
 	}
 	x.arrived = time.Now() // how long a client takes to send is not our time
-	if x.request, bad = parse(x.request.path, x.request.kind, body); bad != nil {
-		return &refusal{reason: reason.BadRequest, param: bad.param, detail: bad.message}
+	var bad *openai.Fault
+	if x.request, bad = openai.Parse(x.request.Kind, body); bad != nil {
+		return &refusal{reason: reason.BadRequest, param: bad.Param, detail: bad.Message}
 	}
 	return nil
 }
@@ -165,45 +168,39 @@ func (x *exchange) queue() *refusal {
 	var known []registry.Engine
 	var unknown bool
 	err := x.persist(x.r.Context(), func() (err error) {
-		known, unknown, err = g.directory.known(x.r.Context(), p.model)
+		known, unknown, err = g.directory.known(x.r.Context(), p.Model)
 		return err
 	})
 	if err != nil {
 		g.warn("read directory", err)
-		return &refusal{reason: reason.RecordStoreAway, model: p.model}
+		return &refusal{reason: reason.RecordStoreAway, model: p.Model}
 	}
 	if unknown {
-		return &refusal{reason: reason.UnknownModel, model: p.model, param: "model"}
+		return &refusal{reason: reason.UnknownModel, model: p.Model, param: "model"}
 	}
 	x.known = len(known) > 0 && len(known[0].Models) > 0
-	key := lane.Key{Tier: defaultTier, Type: p.kind, Model: p.model, Tenant: x.tenant}
+	key := lane.Key{Tier: defaultTier, Type: p.Kind, Model: p.Model, Tenant: x.tenant}
 	prompt, output := g.prices.quote(x.tenant, p)
 	now := time.Now()
-	drain, firstToken := g.directory.drain(p.model, known, now)
+	drain, firstToken := g.directory.drain(p.Model, known, now)
 	if drain.Engines == 0 {
-		return g.noEngine(p.model, known, now)
+		return g.noEngine(p.Model, known, now)
 	}
 	m := &queue.Message{
-		Version: queue.Version, ID: x.id, Lane: key, Path: p.path,
+		Version: queue.Version, ID: x.id, Lane: key, Path: x.path,
 		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.deadline),
 		SLOTTFT: x.limits.ttft, SLOTTFTNamed: x.limits.ttftNamed, SLOTPOT: x.limits.tpot,
-		PromptTokens: prompt, SafePrompt: p.longest, ExpectedOut: output, MaxTokens: p.maxTokens, Sequences: p.sequences,
-		Stream: p.stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.body,
+		PromptTokens: prompt, SafePrompt: p.Longest, ExpectedOut: output, MaxTokens: p.MaxTokens, Sequences: p.Sequences,
+		Stream: p.Stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.Body,
 	}
 	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
 	defer cancel()
 	var admitted registry.Admission
 	limit := x.limits.door(firstToken)
-	if g.cfg.RefuseLaw == LawWatermark {
-		if f := g.directory.water(p.model, x.id, now); f != nil {
-			return f
-		}
-		limit = g.cfg.MaxDeadline // no predicted start is too late
-	}
 	err = x.persist(ctx, func() (err error) {
 		admitted, err = g.deps.Records.Open(ctx, registry.Request{
 			ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
-			Tokens: m.Tokens(), Bytes: len(p.body), Limit: limit, Fingerprint: fingerprint(key, p),
+			Tokens: m.Tokens(), Bytes: len(p.Body), Limit: limit, Fingerprint: fingerprint(key, x.path, p.Body),
 		}, drain)
 		return err
 	})
@@ -211,7 +208,7 @@ func (x *exchange) queue() *refusal {
 		return x.notQueued(err, reason.RecordStoreAway)
 	}
 	if admitted.Reason != reason.OK {
-		return &refusal{reason: admitted.Reason, model: p.model, ahead: admitted.Ahead, wait: admitted.Wait, limit: limit, retry: admitted.RetryAfter}
+		return &refusal{reason: admitted.Reason, model: p.Model, ahead: admitted.Ahead, wait: admitted.Wait, limit: limit, retry: admitted.RetryAfter}
 	}
 	m.Shard = admitted.Shard
 	if err := g.deps.Publish(ctx, m); err != nil {
@@ -246,11 +243,11 @@ func (g *Gateway) address(id string) string {
 
 // fingerprint is equal for a request and its repetition: SDKs send the same body
 // again. 0 is left for "not known".
-func fingerprint(k lane.Key, p *request) uint64 {
+func fingerprint(k lane.Key, path string, body []byte) uint64 {
 	var d xxhash.Digest
 	d.Reset()
-	_, _ = d.WriteString(k.Tenant + "\x00" + p.path + "\x00") // the model is in the body
-	_, _ = d.Write(p.body)
+	_, _ = d.WriteString(k.Tenant + "\x00" + path + "\x00") // the model is in the body
+	_, _ = d.Write(body)
 	return max(d.Sum64(), 1)
 }
 
@@ -264,15 +261,15 @@ func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
 	case gone:
 		return &refusal{reason: reason.ClientGone}
 	case errors.Is(err, queue.ErrTooLarge):
-		return &refusal{reason: reason.BodyTooLarge, detail: fmt.Sprintf("The body of %d bytes is larger than the broker of this fleet takes (its maxMessageSize).", len(x.request.body))}
+		return &refusal{reason: reason.BodyTooLarge, detail: fmt.Sprintf("The body of %d bytes is larger than the broker of this fleet takes (its maxMessageSize).", len(x.request.Body))}
 	case errors.Is(err, queue.ErrFull):
-		return &refusal{reason: reason.LaneFull, model: x.request.model, detail: fmt.Sprintf("The queue for model '%s' is full.", x.request.model)}
+		return &refusal{reason: reason.LaneFull, model: x.request.Model, detail: fmt.Sprintf("The queue for model '%s' is full.", x.request.Model)}
 	case errors.Is(err, queue.ErrClosed):
 		why = reason.Draining
 	default:
 		x.g.warn(why.String(), err)
 	}
-	return &refusal{reason: why, model: x.request.model}
+	return &refusal{reason: why, model: x.request.Model}
 }
 
 // cancel ends the request for everybody else. It outlives the client.

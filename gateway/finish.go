@@ -15,7 +15,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	g, v, now := x.g, &x.relay, time.Now()
 	name := otherModel
 	if x.known {
-		name = x.request.model
+		name = x.request.Model
 	}
 	end := outcomeOf(why)
 	model := g.metrics.model(name)
@@ -34,11 +34,11 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		ttft = v.first.Sub(x.arrived)
 		g.metrics.queued.Observe(v.inQueue.Seconds())
 		model.service.Observe(max(now.Sub(x.arrived)-v.inQueue, 0).Seconds())
-		if x.request.stream {
+		if x.request.Stream {
 			g.metrics.ttft.Observe(ttft.Seconds())
 			tokens := v.chunks
 			if used.Known {
-				tokens = used.Output / max(x.request.sequences, 1)
+				tokens = used.Output / max(x.request.Sequences, 1)
 			}
 			if tokens > 1 && why == reason.Finished {
 				g.metrics.tpot.Observe(v.latest.Sub(v.first).Seconds() / float64(tokens-1))
@@ -53,7 +53,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	if !g.deps.Log.Enabled(ctx, level) {
 		return
 	}
-	key := lane.Key{Tier: defaultTier, Type: x.request.kind, Model: x.request.model, Tenant: x.tenant}
+	key := lane.Key{Tier: defaultTier, Type: x.request.Kind, Model: x.request.Model, Tenant: x.tenant}
 	g.deps.Log.LogAttrs(ctx, level, "request finished",
 		slog.String("id", x.id), slog.String("label", x.label), slog.String("tenant", x.tenant),
 		slog.String("lane", key.String()), slog.String("node", v.node), slog.Int("attempts", v.tries),

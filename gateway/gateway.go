@@ -18,6 +18,7 @@ import (
 
 	"penstock/cost"
 	"penstock/fleet"
+	"penstock/gateway/openai"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
@@ -138,7 +139,7 @@ func (g *Gateway) routes() {
 	for path, kind := range map[string]string{
 		"/v1/chat/completions": "chat",
 		"/v1/completions":      "completion",
-		"/v1/embeddings":       embedding,
+		"/v1/embeddings":       openai.Embedding,
 	} {
 		g.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { g.infer(w, r, path, kind) })
 		g.mux.HandleFunc(path, g.wrongMethod("POST"))

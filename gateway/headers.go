@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"math"
 	"net/http"
 	"strconv"
@@ -23,10 +24,10 @@ type limits struct {
 	tpot          time.Duration
 }
 
-// parseLimits reads the headers that name times. A bad value is a fault that names
-// the header, the value and the fix: a typo must not turn into a default silently.
-func parseLimits(h http.Header, cfg *Config) (limits, *fault) {
-	l := limits{deadline: cfg.Deadline, ttft: cfg.SLOTTFT, tpot: cfg.SLOTPOT}
+// parseLimits reads the headers that name times. wrong names a header with a bad
+// value, the value and the fix: a typo must not turn into a default silently.
+func parseLimits(h http.Header, cfg *Config) (l limits, wrong string) {
+	l = limits{deadline: cfg.Deadline, ttft: cfg.SLOTTFT, tpot: cfg.SLOTPOT}
 	own := []struct {
 		header string
 		most   time.Duration
@@ -44,7 +45,7 @@ func parseLimits(h http.Header, cfg *Config) (limits, *fault) {
 		}
 		ms, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 		if most := float64(o.most.Milliseconds()); err != nil || !(ms >= 1 && ms <= most) {
-			return l, faultf("", "The header %s is %q. Send milliseconds from 1 to %.0f.", strings.ToLower(o.header), cut(value), most)
+			return l, fmt.Sprintf("The header %s is %q. Send milliseconds from 1 to %.0f.", strings.ToLower(o.header), cut(value), most)
 		}
 		*o.into, *o.named = time.Duration(ms*float64(time.Millisecond)), true
 	}
@@ -56,13 +57,13 @@ func parseLimits(h http.Header, cfg *Config) (limits, *fault) {
 		}
 		patience, ok := parseTimeout(strings.TrimSpace(value))
 		if !ok {
-			return l, faultf("", "The header %s is %q. Send seconds (\"6\"), or a number with a unit (\"6s\", \"6000ms\").", strings.ToLower(header), cut(value))
+			return l, fmt.Sprintf("The header %s is %q. Send seconds (\"6\"), or a number with a unit (\"6s\", \"6000ms\").", strings.ToLower(header), cut(value))
 		}
 		if patience > 0 { // one SDK rounds a timeout under 1 s down to 0
 			l.deadline = min(l.deadline, max(time.Duration(sdkPart*float64(patience)), time.Millisecond))
 		}
 	}
-	return l, nil
+	return l, ""
 }
 
 // parseTimeout reads "6", "6.5" (seconds), "6s" or "6000ms". Anything above a year

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"penstock/cost"
+	"penstock/gateway/openai"
 	"penstock/response"
 )
 
@@ -15,26 +16,26 @@ type prices struct {
 
 // quote is the expected prompt tokens, all prompts together, and the expected
 // output tokens of one sequence.
-func (p *prices) quote(tenant string, r *request) (prompt, output int) {
+func (p *prices) quote(tenant string, r *openai.Request) (prompt, output int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	prompt = r.tokenIDs
-	if r.textBytes > 0 || r.images > 0 || prompt == 0 {
-		prompt += p.estimate.Prompt(r.model, r.textBytes, r.images)
+	prompt = r.TokenIDs
+	if r.TextBytes > 0 || r.Images > 0 || prompt == 0 {
+		prompt += p.estimate.Prompt(r.Model, r.TextBytes, r.Images)
 	}
-	if r.kind != embedding {
-		output = p.estimate.Output(cost.Class{Tenant: tenant, Model: r.model}, r.maxTokens)
+	if r.Kind != openai.Embedding {
+		output = p.estimate.Output(cost.Class{Tenant: tenant, Model: r.Model}, r.MaxTokens)
 	}
 	return prompt, output
 }
 
 // learn takes in what a finished request really used.
-func (p *prices) learn(tenant string, r *request, used response.Usage) {
+func (p *prices) learn(tenant string, r *openai.Request, used response.Usage) {
 	prompt := used.Prompt
-	if r.tokenIDs > 0 {
+	if r.TokenIDs > 0 {
 		prompt = 0 // says nothing about bytes
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.estimate.Learn(cost.Class{Tenant: tenant, Model: r.model}, r.textBytes, r.images, prompt, used.Output/max(r.sequences, 1))
+	p.estimate.Learn(cost.Class{Tenant: tenant, Model: r.Model}, r.TextBytes, r.Images, prompt, used.Output/max(r.Sequences, 1))
 }

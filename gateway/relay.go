@@ -94,7 +94,7 @@ func (x *exchange) deliver() (over bool) {
 	if b.first {
 		v.node, v.tries, v.inQueue = b.node, b.tries, b.queued
 	}
-	if len(b.buf) > 0 && x.request.stream && b.fate != slow {
+	if len(b.buf) > 0 && x.request.Stream && b.fate != slow {
 		if v.first.IsZero() {
 			v.first = now
 		}
@@ -121,7 +121,7 @@ func (x *exchange) deliver() (over bool) {
 // end gives the client what the terminal event says.
 func (x *exchange) end(e *response.Event) {
 	switch {
-	case e.Kind == response.Done && !x.request.stream:
+	case e.Kind == response.Done && !x.request.Stream:
 		status, why := http.StatusOK, reason.Finished
 		if !x.answer(e) {
 			status, why = statusClientGone, x.whyGone()
@@ -224,7 +224,7 @@ func (x *exchange) due() time.Time {
 	if !v.started {
 		at = v.askAt
 	}
-	if x.request.stream && !v.sent {
+	if x.request.Stream && !v.sent {
 		at = earlier(at, x.arrived.Add(cfg.HoldHeaders))
 	}
 	if v.sent && cfg.PingEvery > 0 {
@@ -254,7 +254,7 @@ func (x *exchange) tick(now time.Time) (over bool) {
 		return true
 	}
 	ok := true
-	if x.request.stream && !v.sent && now.Sub(x.arrived) >= cfg.HoldHeaders {
+	if x.request.Stream && !v.sent && now.Sub(x.arrived) >= cfg.HoldHeaders {
 		ok = x.stream(nil)
 	} else if v.sent && cfg.PingEvery > 0 && now.Sub(v.wrote) >= cfg.PingEvery {
 		ok = x.stream(ping)
@@ -289,7 +289,7 @@ func (x *exchange) expire(now time.Time) (over bool) {
 func (x *exchange) fail(f *refusal) { x.failWith(f, response.Usage{}) }
 
 func (x *exchange) failWith(f *refusal, used response.Usage) {
-	f.model, f.seed, x.told = x.request.model, x.seed(), f
+	f.model, f.seed, x.told = x.request.Model, x.seed(), f
 	var status int
 	switch {
 	case !x.relay.sent:

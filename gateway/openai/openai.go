@@ -1,4 +1,7 @@
-package gateway
+// Package openai reads what the gateway acts on out of the body of an OpenAI API
+// request, and measures its prompt, in place: everything else in it is the engine's
+// business.
+package openai
 
 import (
 	"fmt"
@@ -16,23 +19,21 @@ const (
 	maxTokens    = 1 << 24 // any larger max_tokens means "no limit"
 )
 
-// embedding is the lane type of requests that produce no tokens.
-const embedding = "embedding"
+// Embedding is the kind of requests that produce no tokens.
+const Embedding = "embedding"
 
-// request is what the gateway reads out of a body. Everything else in it is the
-// engine's business and is passed on byte for byte.
-type request struct {
-	path      string
-	kind      string // lane.Key.Type
-	body      []byte
-	model     string
-	stream    bool
-	maxTokens int // 0 = not limited
-	sequences int // prompts x max(n, best_of), >= 1
-	textBytes int // UTF-8 bytes of prompt text, all prompts
-	images    int
-	tokenIDs  int // prompt tokens given as numbers: exact
-	longest   int // tokens that the longest prompt has at least
+// Request is what a body says. Body is passed on byte for byte.
+type Request struct {
+	Kind      string // as given to Parse: "chat", "completion" or Embedding; lane.Key.Type
+	Body      []byte
+	Model     string // 1 to 256 bytes
+	Stream    bool
+	MaxTokens int // 0 = not limited
+	Sequences int // prompts x max(n, best_of), 1 to 16384
+	TextBytes int // UTF-8 bytes of prompt text, all prompts
+	Images    int
+	TokenIDs  int // prompt tokens given as numbers: exact
+	Longest   int // tokens that the longest prompt has at least
 }
 
 // routing are the top-level keys the gateway acts on. A second one, in any case,
@@ -40,32 +41,40 @@ type request struct {
 // on which of two wins, and some match names in any case.
 var routing = []string{"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "best_of", "prompt", "messages", "input"}
 
-// fault is why a request cannot be understood.
-type fault struct{ param, message string }
-
-func faultf(param, format string, args ...any) *fault {
-	return &fault{param: param, message: fmt.Sprintf(format, args...)}
+// Fault is why a request cannot be understood.
+type Fault struct {
+	Param   string // the body's key at fault; "" = none
+	Message string // for the client; of the body it has names of keys only
 }
 
-// parse reads body, which must not change afterwards: the strings of the result
-// point into it, but for model.
-func parse(path, kind string, body []byte) (request, *fault) {
-	p := request{path: path, kind: kind, body: body}
-	text := unsafe.String(unsafe.SliceData(body), len(body)) // saves a copy of up to 32 MiB
+func faultf(param, format string, args ...any) *Fault {
+	return &Fault{Param: param, Message: fmt.Sprintf(format, args...)}
+}
+
+// Parse reads body, which must not change afterwards. With a Fault the Request holds
+// what was read before it.
+func Parse(kind string, body []byte) (Request, *Fault) {
+	p := Request{Kind: kind, Body: body}
+	bad := p.parse()
+	return p, bad
+}
+
+func (p *Request) parse() *Fault {
+	text := unsafe.String(unsafe.SliceData(p.Body), len(p.Body)) // saves a copy of up to 32 MiB
 	if depth(text) > maxDepth {
-		return p, faultf("", "The body nests deeper than %d levels.", maxDepth)
+		return faultf("", "The body nests deeper than %d levels.", maxDepth)
 	}
 	if !gjson.Valid(text) {
-		return p, faultf("", "The body is not valid JSON.")
+		return faultf("", "The body is not valid JSON.")
 	}
 	root := gjson.Parse(text)
 	if !root.IsObject() {
-		return p, faultf("", "The body must be a JSON object.")
+		return faultf("", "The body must be a JSON object.")
 	}
 	var fields [10]gjson.Result // by position in routing
 	var seen [10]bool
 	tools := 0
-	var bad *fault
+	var bad *Fault
 	root.ForEach(func(key, value gjson.Result) bool {
 		name := key.String()
 		for i, want := range routing {
@@ -86,20 +95,20 @@ func parse(path, kind string, body []byte) (request, *fault) {
 		return true
 	})
 	if bad != nil {
-		return p, bad
+		return bad
 	}
-	p.textBytes = tools
+	p.TextBytes = tools
 	if bad = p.scalars(&fields); bad != nil {
-		return p, bad
+		return bad
 	}
 	prompts := p.prompt(fields[7], fields[8], fields[9])
-	p.sequences = min(p.sequences*max(prompts, 1), maxSequences)
-	return p, nil
+	p.Sequences = min(p.Sequences*max(prompts, 1), maxSequences)
+	return nil
 }
 
 // scalars reads the plain fields. Engines coerce some wrong types ("true", 1), so
 // a wrong type is refused here: guessing would let the two read differently.
-func (p *request) scalars(fields *[10]gjson.Result) *fault {
+func (p *Request) scalars(fields *[10]gjson.Result) *Fault {
 	model, stream := fields[0], fields[1]
 	if model.Type != gjson.String || model.Str == "" {
 		return faultf("model", "The body needs \"model\", a non-empty string.")
@@ -107,10 +116,10 @@ func (p *request) scalars(fields *[10]gjson.Result) *fault {
 	if len(model.Str) > maxModelName {
 		return faultf("model", "\"model\" is longer than %d bytes.", maxModelName)
 	}
-	p.model = strings.Clone(model.Str)
+	p.Model = strings.Clone(model.Str)
 	switch stream.Type {
 	case gjson.True:
-		p.stream = p.kind != embedding
+		p.Stream = p.Kind != Embedding
 	case gjson.False, gjson.Null:
 	default:
 		return faultf("stream", "\"stream\" must be true or false.")
@@ -127,15 +136,15 @@ func (p *request) scalars(fields *[10]gjson.Result) *fault {
 			number[i] = maxSequences
 		}
 	}
-	if p.maxTokens = number[1]; p.maxTokens == 0 {
-		p.maxTokens = number[0]
+	if p.MaxTokens = number[1]; p.MaxTokens == 0 {
+		p.MaxTokens = number[0]
 	}
-	p.sequences = min(max(number[2], number[3], 1), maxSequences)
+	p.Sequences = min(max(number[2], number[3], 1), maxSequences)
 	return nil
 }
 
 // prompt measures the prompt and returns how many prompts there are.
-func (p *request) prompt(prompt, messages, input gjson.Result) (prompts int) {
+func (p *Request) prompt(prompt, messages, input gjson.Result) (prompts int) {
 	if messages.IsArray() {
 		messages.ForEach(func(_, m gjson.Result) bool {
 			m.ForEach(func(key, value gjson.Result) bool {
@@ -143,7 +152,7 @@ func (p *request) prompt(prompt, messages, input gjson.Result) (prompts int) {
 				case "content":
 					p.content(value)
 				case "tool_calls", "function_call", "reasoning_content":
-					p.textBytes += len(value.Raw)
+					p.TextBytes += len(value.Raw)
 				}
 				return true
 			})
@@ -165,7 +174,7 @@ func (p *request) prompt(prompt, messages, input gjson.Result) (prompts int) {
 }
 
 // promptList measures the list forms: texts, one list of token ids, or several.
-func (p *request) promptList(list gjson.Result) (prompts int) {
+func (p *Request) promptList(list gjson.Result) (prompts int) {
 	ids := 0
 	list.ForEach(func(_, item gjson.Result) bool {
 		switch {
@@ -179,7 +188,7 @@ func (p *request) promptList(list gjson.Result) (prompts int) {
 			p.ids(strings.Count(item.Raw, ",") + 1)
 		default:
 			prompts++
-			p.textBytes += len(item.Raw)
+			p.TextBytes += len(item.Raw)
 		}
 		return true
 	})
@@ -191,23 +200,23 @@ func (p *request) promptList(list gjson.Result) (prompts int) {
 }
 
 // text measures one prompt given as text.
-func (p *request) text(prompt gjson.Result) {
+func (p *Request) text(prompt gjson.Result) {
 	n := textLen(prompt.Raw)
-	p.textBytes += n
-	p.longest = max(p.longest, n/longestToken)
+	p.TextBytes += n
+	p.Longest = max(p.Longest, n/longestToken)
 }
 
 // ids measures one prompt given as n token ids.
-func (p *request) ids(n int) {
-	p.tokenIDs += n
-	p.longest = max(p.longest, n)
+func (p *Request) ids(n int) {
+	p.TokenIDs += n
+	p.Longest = max(p.Longest, n)
 }
 
 // content measures a message: a text, or parts of which the texts count as bytes
 // and everything else (image, audio, video) as one image, whatever its size.
-func (p *request) content(c gjson.Result) {
+func (p *Request) content(c gjson.Result) {
 	if c.Type == gjson.String {
-		p.textBytes += textLen(c.Raw)
+		p.TextBytes += textLen(c.Raw)
 		return
 	}
 	if !c.IsArray() {
@@ -215,7 +224,7 @@ func (p *request) content(c gjson.Result) {
 	}
 	c.ForEach(func(_, part gjson.Result) bool {
 		if part.Type == gjson.String {
-			p.textBytes += textLen(part.Raw)
+			p.TextBytes += textLen(part.Raw)
 			return true
 		}
 		text, other := 0, false
@@ -229,9 +238,9 @@ func (p *request) content(c gjson.Result) {
 			return true
 		})
 		if other && text == 0 {
-			p.images++
+			p.Images++
 		}
-		p.textBytes += text
+		p.TextBytes += text
 		return true
 	})
 }
