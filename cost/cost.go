@@ -69,14 +69,14 @@ const (
 // Estimator learns from finished requests. Make it with New.
 type Estimator struct {
 	cfg     Config
-	classes map[Class]*lengths
+	classes map[Class]*Lengths
 	models  map[string]*model
 	clock   uint64 // counts uses, for giving way
 }
 
 // model is what is known about one model's requests of all classes.
 type model struct {
-	lengths
+	Lengths
 	bytes, tokens float64 // decaying sums
 }
 
@@ -85,7 +85,7 @@ func New(cfg Config) (*Estimator, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Estimator{cfg: cfg, classes: map[Class]*lengths{}, models: map[string]*model{}}, nil
+	return &Estimator{cfg: cfg, classes: map[Class]*Lengths{}, models: map[string]*model{}}, nil
 }
 
 // Ratio is the model's bytes per prompt token.
@@ -110,9 +110,9 @@ func (e *Estimator) Prompt(name string, bytes, images int) int {
 func (e *Estimator) Output(c Class, maxTokens int) int {
 	n := e.cfg.Output
 	if l := e.classes[c]; l != nil && l.filled >= e.cfg.Enough {
-		n = l.quantile(e.cfg.Quantile)
+		n = l.Quantile(e.cfg.Quantile)
 	} else if m := e.models[c.Model]; m != nil && m.filled >= e.cfg.Enough {
-		n = m.quantile(e.cfg.Quantile)
+		n = m.Quantile(e.cfg.Quantile)
 	}
 	if maxTokens > 0 {
 		n = min(n, maxTokens)
@@ -129,22 +129,22 @@ func (e *Estimator) Learn(c Class, bytes, images, promptTokens, outputTokens int
 		if len(e.models) >= e.cfg.Classes {
 			giveWay(e.models, func(m *model) uint64 { return m.used })
 		}
-		m = &model{lengths: newLengths(e.cfg.Window), tokens: ratioPrior, bytes: ratioPrior * e.cfg.BytesPerToken}
+		m = &model{Lengths: NewLengths(e.cfg.Window), tokens: ratioPrior, bytes: ratioPrior * e.cfg.BytesPerToken}
 		e.models[c.Model] = m
 	}
 	l := e.classes[c]
 	if l == nil {
 		if len(e.classes) >= e.cfg.Classes {
-			giveWay(e.classes, func(l *lengths) uint64 { return l.used })
+			giveWay(e.classes, func(l *Lengths) uint64 { return l.used })
 		}
-		made := newLengths(e.cfg.Window)
+		made := NewLengths(e.cfg.Window)
 		l = &made
 		e.classes[c] = l
 	}
 	m.used, l.used = e.clock, e.clock
 	if outputTokens >= 0 {
-		m.add(outputTokens)
-		l.add(outputTokens)
+		m.Add(outputTokens)
+		l.Add(outputTokens)
 	}
 	if text := promptTokens - max(images, 0)*e.cfg.ImageTokens; text > 0 && bytes > 0 && promptTokens <= math.MaxInt32 {
 		const keep = 1 - 1.0/ratioMemory

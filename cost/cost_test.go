@@ -126,14 +126,20 @@ func TestQuantileIsThatOfTheWindow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		window := rapid.IntRange(1, 40).Draw(t, "window")
 		q := rapid.Float64Range(0.01, 0.99).Draw(t, "q")
-		l := newLengths(window)
+		l := NewLengths(window)
 		var all []int
 		for _, n := range rapid.SliceOfN(rapid.IntRange(0, 30), 1, 120).Draw(t, "lengths") {
-			l.add(n)
+			l.Add(n)
 			all = append(all, n)
 			last := slices.Sorted(slices.Values(all[max(0, len(all)-window):]))
-			if got, want := l.quantile(q), last[min(max(int(math.Ceil(q*float64(len(last))))-1, 0), len(last)-1)]; got != want {
+			of := func(sorted []int) int { return sorted[min(max(int(math.Ceil(q*float64(len(sorted))))-1, 0), len(sorted)-1)] }
+			if got, want := l.Quantile(q), of(last); got != want {
 				t.Fatalf("quantile %v of %v is %d, want %d", q, last, got, want)
+			}
+			i, _ := slices.BinarySearch(last, n+1)
+			got, ok := l.Above(n, q)
+			if ok != (i < len(last)) || ok && got != of(last[i:]) {
+				t.Fatalf("quantile %v of %v above %d is %d, %v", q, last, n, got, ok)
 			}
 		}
 	})

@@ -5,19 +5,24 @@ import (
 	"slices"
 )
 
-// lengths is a sliding window of output lengths, kept in order of arrival and
+// Lengths is a sliding window of output lengths, kept in order of arrival and
 // sorted. Adding moves at most the window's bytes: 2 KiB at 512.
-type lengths struct {
+type Lengths struct {
 	latest, sorted []uint32
 	next, filled   int
 	used           uint64
 }
 
-func newLengths(window int) lengths {
-	return lengths{latest: make([]uint32, window), sorted: make([]uint32, 0, window)}
+// NewLengths makes an empty window over the latest lengths, at least one.
+func NewLengths(window int) Lengths {
+	return Lengths{latest: make([]uint32, window), sorted: make([]uint32, 0, window)}
 }
 
-func (l *lengths) add(n int) {
+// Len is how many lengths the window holds.
+func (l *Lengths) Len() int { return l.filled }
+
+// Add takes in one length, not negative.
+func (l *Lengths) Add(n int) {
 	v := uint32(min(n, math.MaxUint32))
 	if l.filled == len(l.latest) {
 		i, _ := slices.BinarySearch(l.sorted, l.latest[l.next])
@@ -31,9 +36,21 @@ func (l *lengths) add(n int) {
 	l.next = (l.next + 1) % len(l.latest)
 }
 
-// quantile is the least length that at least q of the window do not pass. The
+// Quantile is the least length that at least q of the window do not pass. The
 // window must not be empty.
-func (l *lengths) quantile(q float64) int {
-	i := int(math.Ceil(q*float64(l.filled))) - 1
-	return int(l.sorted[min(max(i, 0), l.filled-1)])
+func (l *Lengths) Quantile(q float64) int { return l.from(0, q) }
+
+// Above is Quantile among the lengths above n; ok is false where there is none.
+func (l *Lengths) Above(n int, q float64) (length int, ok bool) {
+	i, found := slices.BinarySearch(l.sorted, uint32(min(max(n, 0)+1, math.MaxUint32)))
+	if !found && i == l.filled {
+		return 0, false
+	}
+	return l.from(i, q), true
+}
+
+// from is the quantile of sorted[i:].
+func (l *Lengths) from(i int, q float64) int {
+	k := i + int(math.Ceil(q*float64(l.filled-i))) - 1
+	return int(l.sorted[min(max(k, i), l.filled-1)])
 }
