@@ -203,12 +203,6 @@ func (x *exchange) queue() *refusal {
 		}
 		limit = g.cfg.MaxDeadline // no predicted start is too late
 	}
-	if g.cfg.RefuseLaw == LawWatermark {
-		if f := g.directory.water(p.Model, x.id, now); f != nil {
-			return f
-		}
-		limit = g.cfg.MaxDeadline // no predicted start is too late
-	}
 	err = x.persist(ctx, func() (err error) {
 		admitted, err = g.deps.Records.Open(ctx, registry.Request{
 			ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
