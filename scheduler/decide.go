@@ -172,6 +172,8 @@ func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
 		return reason.WaitingHigh
 	case waiting >= s.cfg.WaitSome && kv+own >= s.cfg.KVStart:
 		return reason.WaitingSome
+	case s.cfg.Law == Forecast && s.sample.KVTokens > 0:
+		return s.future(now, r, extra)
 	case kv >= s.cfg.KVStart && draw(r.Hash, uint64(now.Unix())) < s.odds(kv):
 		if full == reason.KVCredit {
 			return full
@@ -249,7 +251,7 @@ func (s *State) probe(t time.Duration, why reason.Reason) bool {
 // frozen reports whether only a probe can find out if why still holds.
 func (s *State) frozen(why reason.Reason) bool {
 	switch why {
-	case reason.KVHigh, reason.KVBand, reason.KVCredit, reason.WaitingHigh, reason.WaitingSome, reason.Stuck:
+	case reason.KVHigh, reason.KVBand, reason.KVCredit, reason.KVForecast, reason.WaitingHigh, reason.WaitingSome, reason.Stuck:
 		return s.live == 0
 	}
 	return false
@@ -301,7 +303,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 func (s *State) pause(rank int, r *Request, why reason.Reason) time.Duration {
 	starts := s.flow.recent()
 	switch why {
-	case reason.PrefillBusy, reason.WaitingSome, reason.WaitingHigh, reason.Late:
+	case reason.PrefillBusy, reason.PrefillPaced, reason.WaitingSome, reason.WaitingHigh, reason.Late:
 		starts = max(starts, s.speed.rate()/float64(max(r.prompt(), 1)))
 	case reason.Cold:
 		starts = maxStarts

@@ -29,6 +29,9 @@ type slot struct {
 	out      int
 	expected int // output over all sequences
 	seqs     int
+	limit    int // most output tokens of one sequence; 0 = none
+	class    uint64
+	model    uint64
 	shown    int // tokens of it in the last sample's gauge
 }
 
@@ -46,6 +49,7 @@ type ledger struct {
 	partial    int           // of those, tokens of prompts in prefill that the gauge holds already
 	freed      int           // tokens in the last sample's gauge whose blocks are free by now
 	emptied    time.Duration // when live last became 0
+	prefilled  int           // prompt tokens of those whose first token came since the last sample
 }
 
 // find returns the live slot that s names, or nil.
@@ -103,7 +107,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	i, e := s.take()
 	*e = slot{
 		gen: e.gen, used: true, stream: r.Stream, cold: s.speed.firsts == 0, begin: t,
-		prompt: r.prompt(), seqs: r.seqs(), expected: r.expected(),
+		prompt: r.prompt(), seqs: r.seqs(), expected: r.expected(), limit: clamp(r.MaxTokens, 0, maxTokens), class: r.Class, model: r.Model,
 	}
 	s.live++
 	s.liveTokens += e.prompt
@@ -115,6 +119,8 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 		e.guess = t + s.speed.predict(e.ahead)
 	}
 	s.flow.roll(t, s.closed)
+	s.forecast.insert(s.plan(i, e))
+	s.pace.take(t, float64(e.prompt))
 	s.flow.started(e.prompt + e.expected)
 	s.heads.remove(r.Hash)
 	return Slot(uint64(e.gen)<<32 | uint64(i+1))
@@ -147,6 +153,7 @@ func (s *State) Progress(now time.Time, id Slot, prompt, output int) {
 	}
 	if answered && !e.begun {
 		e.begun, e.first = true, t
+		s.prefilled += e.prompt
 		s.unpend(e)
 	}
 }
@@ -208,6 +215,11 @@ func (s *State) leave(t time.Duration, id Slot, freed bool) {
 	if !e.begun {
 		s.unpend(e)
 	}
+	s.forecast.remove(uint32(id) - 1)
+	if freed {
+		s.lengths.learn(e.class, e.out/e.seqs)
+		s.lengths.learn(e.model, e.out/e.seqs)
+	}
 	if s.live == 0 {
 		s.emptied = t
 	}
@@ -218,13 +230,15 @@ func (s *State) leave(t time.Duration, id Slot, freed bool) {
 		s.drop(int(uint32(id) - 1))
 		return
 	}
-	e.released, e.freed, e.end = true, freed, t
+	if e.released, e.freed, e.end = true, freed, t; !freed { // it holds what it holds until the end of a step
+		s.forecast.insert(s.plan(uint32(id)-1, e))
+	}
 }
 
 // settle brings the ledger up to a sample that shows what happened until seen:
 // plain answers advance, what shows leaves the credit.
 func (s *State) settle(now, seen time.Duration) {
-	credit, ours, seqs, unseen, freed := 0, 0, 0, 0, 0
+	credit, ours, prompts, seqs, unseen, freed := 0, 0, 0, 0, 0, 0
 	for i := range s.slots {
 		e := &s.slots[i]
 		if !e.used {
@@ -247,6 +261,7 @@ func (s *State) settle(now, seen time.Duration) {
 		}
 		if ours += e.shown; e.shown > 0 {
 			ours += e.seqs * halfBlock
+			prompts += min(e.prompt, e.shown)
 		} else if !e.freed {
 			unseen += e.prompt
 		}
@@ -258,6 +273,8 @@ func (s *State) settle(now, seen time.Duration) {
 		// our pending prompts that is computed already.
 		s.partial = clamp(int(s.sample.KV*float64(s.sample.KVTokens))-ours, 0, unseen)
 	}
+	s.forecast.learn(s.sample.KV*float64(s.sample.KVTokens), ours, prompts, s.partial, s.sample.KVTokens)
+	s.replan()
 }
 
 // advance moves a plain answer, which shows no progress, by step time.

@@ -39,6 +39,13 @@ func (s *State) Observe(now time.Time, p Sample) {
 		s.speed.restart()
 		s.closed = false
 	}
+	window := at - s.sampled
+	s.forecast.preempted(s.have && p.Preemptions > was.Preemptions && !p.Restarted, window.Seconds())
+	if p.StepTime > 0 && s.have && window < blindAfter {
+		steps := max(window.Seconds()/p.StepTime.Seconds(), 1)
+		s.steps.learn(float64(s.prefilled)/steps, float64(p.Running), p.KV, p.StepTime.Seconds())
+	}
+	s.prefilled = 0
 	if p.StepTime > 0 {
 		if s.step == 0 {
 			s.step = p.StepTime

@@ -52,10 +52,12 @@ type Request struct {
 	ExpectedOut  int    // expected output tokens of one sequence
 	MaxTokens    int    // 0 = not limited by the client
 	Sequences    int    // >= 1
+	Class, Model uint64 // hashes: requests of a class (tenant and model), or else of a model, have about one output length; 0 = not known
 	Opened       time.Time
 	Deadline     time.Time     // zero = none
 	SLOTTFT      time.Duration // 0 = Config.SLOTTFT
 	SLOTTFTNamed bool          // the client named it: its own prefill is counted
+	SLOTPOT      time.Duration // 0 = Config.SLOTPOT
 	Stream       bool          // a stream shows progress per token; a plain answer advances by step time
 	Aborted      bool          // the client is gone
 }
@@ -94,8 +96,26 @@ type Peer struct {
 // Slot names a reservation in the ledger. The zero Slot is none.
 type Slot uint64
 
+// Law is what says how much an engine takes.
+type Law uint8
+
+// The laws. Under both the watermarks are the net.
+const (
+	Forecast  Law = iota // what runs and the request will fit until they end, by what is learned of their lengths and of step times
+	Watermark            // KV usage below fixed marks
+)
+
+// String is the name in the configuration.
+func (l Law) String() string {
+	if l == Watermark {
+		return "watermark"
+	}
+	return "forecast"
+}
+
 // Config is the law's numbers. KV figures are shares of the engine's KV tokens.
 type Config struct {
+	Law        Law
 	Poll       time.Duration // how often the page is read; fresh = 3 of these
 	Visible    time.Duration // how long after its first token a request shows on the page (measured: 4 ms)
 	KVStart    float64       // below: start
@@ -107,15 +127,17 @@ type Config struct {
 	ColdTokens int           // prompt tokens pending until the engine's speed is known: one prefill chunk
 	ColdSeqs   int           // sequences pending until then
 	SLOTTFT    time.Duration // for requests that carry none
+	SLOTPOT    time.Duration // mean time per output token, for requests that carry none
 }
 
 // DefaultConfig is the law of DESIGN.md.
 func DefaultConfig() Config {
 	return Config{
+		Law:  Watermark,
 		Poll: 50 * time.Millisecond, Visible: 10 * time.Millisecond,
 		KVStart: 0.80, KVStop: 0.92, KVReopen: 0.75, Margin: 0.05,
 		WaitSome: 5, WaitMax: 20, ColdTokens: 2048, ColdSeqs: 16,
-		SLOTTFT: 2 * time.Second,
+		SLOTTFT: 2 * time.Second, SLOTPOT: 100 * time.Millisecond,
 	}
 }
 
@@ -142,6 +164,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("scheduler: ColdSeqs is %d; set 1 to WaitMax (%d)", c.ColdSeqs, c.WaitMax)
 	case c.SLOTTFT <= 0:
 		return fmt.Errorf("scheduler: SLOTTFT is %s; set it above 0", c.SLOTTFT)
+	case c.SLOTPOT <= 0:
+		return fmt.Errorf("scheduler: SLOTPOT is %s; set it above 0", c.SLOTPOT)
 	}
 	return nil
 }
@@ -153,9 +177,13 @@ type State struct {
 	start time.Time
 
 	ledger
-	speed speed
-	flow  flow
-	heads heads
+	speed    speed
+	flow     flow
+	heads    heads
+	lengths  lengths
+	forecast forecast
+	steps    stepModel
+	pace     pace
 
 	sample   Sample
 	sampled  time.Duration // of the last good sample
@@ -182,7 +210,8 @@ func New(cfg Config, start time.Time) (*State, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &State{cfg: cfg, start: start, probeEvery: probeFirst}
+	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: newLengths(), forecast: forecast{sharing: 1}}
+	s.forecast.plans = make([]plan, 0, firstSlots)
 	s.slots = make([]slot, 0, firstSlots)
 	s.free = make([]uint32, 0, firstSlots)
 	return s, nil
