@@ -1,5 +1,5 @@
 // Package admin is the HTTP that every role serves to its operators: metrics,
-// probes, the inputs of the last decisions and profiles. It holds no state: what
+// probes, what the process knows and profiles. It holds no state: what
 // it shows comes from the funcs it is given.
 package admin
 
@@ -95,7 +95,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	s.mux.HandleFunc("GET /readyz", s.probe(deps.Ready))
 	s.mux.HandleFunc("GET /startupz", s.probe(func() (bool, string) { return deps.Started(), "starting" }))
 	if cfg.Debug {
-		pages = append(pages, page{"/debug/state", "inputs and reasons of the last verdicts"}, page{"/debug/pprof/", "profiles"})
+		pages = append(pages, page{"/debug/state", "what this process knows; its last verdicts and failures"}, page{"/debug/pprof/", "profiles"})
 		s.mux.HandleFunc("GET /debug/state", s.state)
 		s.mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		s.mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
