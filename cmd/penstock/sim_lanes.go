@@ -81,7 +81,7 @@ It needs a topic and a group of its own, lanes get names of their own, and nothi
 		if err != nil {
 			return err
 		}
-		return writeLanes(cmd.OutOrStdout(), cfg, rows, output)
+		return writeSimLanes(cmd.OutOrStdout(), cfg, rows, output)
 	}
 	return cmd
 }
@@ -89,7 +89,7 @@ It needs a topic and a group of its own, lanes get names of their own, and nothi
 // simLanes runs the experiment on a broker, with a producer of its own and a consumer
 // for each case, as a gateway and an agent have them.
 func simLanes(ctx context.Context, cfg isolation.Config, broker rocketmq.Config, progress io.Writer) ([]isolation.Row, error) {
-	if err := lanesReady(ctx, broker); err != nil {
+	if err := simLanesReady(ctx, broker); err != nil {
 		return nil, err
 	}
 	log := slog.New(slog.NewTextHandler(progress, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -134,8 +134,8 @@ func simLanes(ctx context.Context, cfg isolation.Config, broker rocketmq.Config,
 // perCase is what start, drain and stop of a consumer take.
 const perCase = 5 * time.Second
 
-// lanesReady says what is missing at the broker and how to make it.
-func lanesReady(ctx context.Context, cfg rocketmq.Config) error {
+// simLanesReady says what is missing at the broker and how to make it.
+func simLanesReady(ctx context.Context, cfg rocketmq.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, doctorWithin)
 	defer cancel()
 	r, err := rocketmq.Inspect(ctx, cfg)
@@ -160,8 +160,8 @@ func lanesReady(ctx context.Context, cfg rocketmq.Config) error {
 
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
 
-// writeLanes prints all rows; an error says how many missed their target.
-func writeLanes(w io.Writer, cfg isolation.Config, rows []isolation.Row, output string) error {
+// writeSimLanes prints all rows; an error says how many missed their target.
+func writeSimLanes(w io.Writer, cfg isolation.Config, rows []isolation.Row, output string) error {
 	missed := 0
 	for _, r := range rows {
 		if _, holds := r.Target(cfg.Rate); !holds {
@@ -175,7 +175,7 @@ func writeLanes(w io.Writer, cfg isolation.Config, rows []isolation.Row, output 
 			"span": cfg.Span.String(), "seed": cfg.Seed, "rows": rows,
 		})
 	} else {
-		err = tableLanes(w, cfg, rows)
+		err = tableSimLanes(w, cfg, rows)
 	}
 	if err == nil && missed > 0 {
 		err = fmt.Errorf("sim lanes: %d of %d cases missed their target", missed, len(rows))
@@ -183,7 +183,7 @@ func writeLanes(w io.Writer, cfg isolation.Config, rows []isolation.Row, output 
 	return err
 }
 
-func tableLanes(w io.Writer, cfg isolation.Config, rows []isolation.Row) error {
+func tableSimLanes(w io.Writer, cfg isolation.Config, rows []isolation.Row) error {
 	_, _ = fmt.Fprintf(w, "%d lanes at %g messages/s each, limit %v, %d rounds of %v\n\n", cfg.Lanes, cfg.Rate, cfg.Limit, cfg.Rounds, cfg.Span)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "limited\thow\tthreads\tfree lanes: p50\tp99\tmax\tper lane\tkept\tslower\tlimited lanes: per lane\tdeliveries\ttarget\t")

@@ -160,15 +160,41 @@ func (t *trial) publishAll(ctx context.Context, b Broker) error {
 	return waitUntil(ctx, nil, t.begin.Add(t.cfg.Warm+t.cfg.Span))
 }
 
+// publish sends message n of a lane, to its end also when ctx ends meanwhile: what is
+// on its way has to be drained. One that failed may come nevertheless, and is then
+// only acknowledged.
 func (t *trial) publish(ctx context.Context, b Broker, i, n int) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	t.left++
 	t.mu.Unlock()
 	now := time.Now()
-	return b.Publish(ctx, &queue.Message{
+	err := b.Publish(context.WithoutCancel(ctx), &queue.Message{
 		Version: queue.Version, ID: fmt.Sprintf("%08x%08x%016x", t.series, i, n), Lane: t.lines[i].key,
 		Opened: now, Deadline: now.Add(time.Hour), Sequences: 1, Body: make([]byte, bodyBytes),
 	})
+	if err == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if l := &t.lines[i]; !l.started[n] {
+		l.started[n] = true
+		t.gone()
+	}
+	return fmt.Errorf("publish: %w", err)
+}
+
+// gone counts one message less; called with mu held.
+func (t *trial) gone() {
+	if t.left--; t.left == 0 {
+		select {
+		case t.empty <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // drained waits until nothing is left, at most within, and returns what is.
@@ -232,12 +258,7 @@ func (t *trial) start(l *line, n int) (early time.Duration) {
 		return early
 	}
 	l.started[n], l.next = true, now.Add(t.cfg.Limit)
-	if t.left--; t.left == 0 {
-		select {
-		case t.empty <- struct{}{}:
-		default:
-		}
-	}
+	t.gone()
 	switch {
 	case n == 0:
 	case l.limited:
