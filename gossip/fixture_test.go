@@ -51,7 +51,7 @@ func (w *words) has(all ...string) bool {
 	return !slices.ContainsFunc(all, func(word string) bool { return !w.set[word] })
 }
 
-// node is a Gossip that runs on 127.0.0.1, and what it received and logged.
+// node is a Gossip that runs, and what it received and logged.
 type node struct {
 	*Gossip
 	addr  string
@@ -59,6 +59,7 @@ type node struct {
 	reg   *prometheus.Registry
 	got   chan string
 	out   *buffer
+	bind  string // where it listens, before start
 	stop  func() // ends Run and waits; may be called again
 }
 
@@ -85,13 +86,13 @@ func quick(name string, join ...string) Config {
 	c.Name, c.Label, c.Join = name, "test", join
 	c.GossipEvery, c.ProbeEvery = 20*time.Millisecond, 200*time.Millisecond
 	c.SyncEvery, c.JoinEvery, c.ReclaimAfter = time.Minute, 200*time.Millisecond, 100*time.Millisecond
-	c.Timeout, c.LeaveTimeout = 500*time.Millisecond, 500*time.Millisecond
+	c.Timeout, c.LeaveTimeout = 500*time.Millisecond, 60*time.Millisecond
 	return c
 }
 
-func listenLocal(t testing.TB) *Listener {
+func listenOn(t testing.TB, at string) *Listener {
 	t.Helper()
-	l, err := Listen("127.0.0.1:0")
+	l, err := Listen(at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +104,7 @@ func start(t testing.TB, cfg Config, prepare ...func(*node)) *node {
 	n := &node{
 		state: &words{set: map[string]bool{cfg.Name: true}},
 		reg:   prometheus.NewRegistry(), got: make(chan string, 4096), out: &buffer{},
+		bind: "127.0.0.1:0",
 	}
 	log := slog.New(slog.NewTextHandler(n.out, nil))
 	var err error
@@ -112,7 +114,7 @@ func start(t testing.TB, cfg Config, prepare ...func(*node)) *node {
 	for _, p := range prepare {
 		p(n)
 	}
-	l := listenLocal(t)
+	l := listenOn(t, n.bind)
 	n.addr = l.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

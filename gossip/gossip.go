@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	retransmit = 6                     // times ceil(log10(members+1)): how often each node tells a broadcast on
+	retransmit = 8                     // times ceil(log10(members+1)): how often each node tells a broadcast on
 	sendQueue  = 16                    // messages of Send waiting
 	sendGap    = 10 * time.Millisecond // between two of them: what our own mistakes can load the network with
 )
@@ -132,9 +132,10 @@ func (g *Gossip) Send(msg []byte) error {
 }
 
 // Broadcast tells all members of msg by way of each other, 1 to MaxMessage bytes;
-// else it is an error. It copies msg and never blocks. Where Queue messages wait the
-// ones that were sent most often, then the oldest, are dropped and counted. Nothing
-// is queued while there is no other member: State is how late ones learn of it.
+// else it is an error. It copies msg and never blocks. Above Queue waiting messages
+// the one that was sent most often is dropped and counted; of those the shortest, of
+// those the oldest. Nothing is queued while there is no other member: late ones
+// learn of things by State.
 func (g *Gossip) Broadcast(msg []byte) error {
 	if err := checkSize(msg); err != nil {
 		g.metrics.drop(dropSize)

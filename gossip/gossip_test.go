@@ -17,6 +17,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+func TestRestarts(t *testing.T) {
+	t.Parallel()
+	stay := start(t, quick("stay"))
+	for i := range 20 {
+		n := start(t, quick("comes and goes", stay.addr))
+		eventually(t, fmt.Sprintf("start %d is seen", i), func() bool {
+			return slices.ContainsFunc(stay.Members(), func(m Member) bool { return m.Addr == n.addr })
+		})
+		n.stop()
+		eventually(t, fmt.Sprintf("end %d is seen", i), func() bool { return len(stay.Members()) == 1 })
+	}
+}
+
 func TestJoinAndLeave(t *testing.T) {
 	t.Parallel()
 	withMeta := func(name string, join ...string) Config {
@@ -96,6 +109,28 @@ func TestSendReachesAll(t *testing.T) {
 	}
 	if len(all[0].got) > 0 {
 		t.Error("the sender received its own message")
+	}
+}
+
+func TestAllAddresses(t *testing.T) {
+	t.Parallel()
+	for _, bind := range []string{":0", "0.0.0.0:0"} {
+		t.Run(bind, func(t *testing.T) {
+			cfg := quick("everywhere")
+			cfg.Advertise = "127.0.0.1"
+			everywhere := start(t, cfg, func(n *node) { n.bind = bind })
+			here := start(t, quick("here", "127.0.0.1"+everywhere.addr[strings.LastIndex(everywhere.addr, ":"):]))
+			all := []*node{everywhere, here}
+			eventually(t, "both know both", func() bool { return converged(all, 2) })
+			for i, n := range all {
+				if err := n.Send([]byte("hello")); err != nil {
+					t.Fatal(err)
+				}
+				if got := all[1-i].next(t); got != "hello" {
+					t.Errorf("received %q", got)
+				}
+			}
+		})
 	}
 }
 
@@ -315,19 +350,6 @@ func TestOneWayPartition(t *testing.T) {
 	}
 }
 
-func TestRestarts(t *testing.T) {
-	t.Parallel()
-	stay := start(t, quick("stay"))
-	for i := range 20 {
-		n := start(t, quick("comes and goes", stay.addr))
-		eventually(t, fmt.Sprintf("start %d is seen", i), func() bool {
-			return slices.ContainsFunc(stay.Members(), func(m Member) bool { return m.Addr == n.addr })
-		})
-		n.stop()
-		eventually(t, fmt.Sprintf("end %d is seen", i), func() bool { return len(stay.Members()) == 1 })
-	}
-}
-
 func TestGarbage(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -425,7 +447,7 @@ func TestNetworks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Run(t.Context(), listenLocal(t)); err == nil || !strings.Contains(err.Error(), "127.0.0.1 is in none of CIDRs") {
+	if err := g.Run(t.Context(), listenOn(t, "127.0.0.1:0")); err == nil || !strings.Contains(err.Error(), "127.0.0.1 is in none of CIDRs") {
 		t.Errorf("Run outside its own networks: %v", err)
 	}
 }

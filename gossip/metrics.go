@@ -13,7 +13,7 @@ const (
 	dropSize      drop = iota // a message to send is empty or above MaxMessage
 	dropSend                  // Send is called faster than it sends
 	dropPeer                  // the socket refused a packet to one member
-	dropBroadcast             // the broadcast queue is full: the one sent most often, then the oldest
+	dropBroadcast             // the broadcast queue is full; see Broadcast for which one goes
 	dropReceive               // the receiver is too slow
 	dropFrame                 // a received message is none of this version's
 	dropState                 // a state is above MaxState, or was refused by Marshal or Merge

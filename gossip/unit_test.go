@@ -9,7 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 func TestValidate(t *testing.T) {
@@ -70,8 +72,38 @@ func TestReachable(t *testing.T) {
 	}
 }
 
+func TestMetricsFromTheStart(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	if _, err := New(quick("n"), &words{}, func([]byte) {}, slog.New(slog.DiscardHandler), reg); err != nil {
+		t.Fatal(err)
+	}
+	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v %v", problems, err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int{}
+	for _, f := range families {
+		got[strings.TrimPrefix(f.GetName(), "penstock_gossip_")] = len(f.GetMetric())
+		for _, m := range f.GetMetric() {
+			if len(m.GetLabel()) > 0 && m.GetLabel()[0].GetValue() == "" {
+				t.Errorf("%s has a series without a name", f.GetName())
+			}
+		}
+	}
+	want := map[string]int{
+		"members": 1, "queue": 1, "isolated": 1, "health_score": 1,
+		"bytes_total": 2, "joins_total": 2, "dropped_total": int(dropEnd), "problems_total": int(problemEnd),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("series per metric (-want +got):\n%s", diff)
+	}
+}
+
 func TestListen(t *testing.T) {
-	first := listenLocal(t)
+	first := listenOn(t, "127.0.0.1:0")
 	defer first.Close()
 	if _, err := Listen(first.Addr().String()); err == nil || !strings.Contains(err.Error(), first.Addr().String()) {
 		t.Errorf("Listen on a taken port: %v", err)
