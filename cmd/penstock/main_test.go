@@ -2,6 +2,7 @@ package main
 
 import (
 	"flag"
+	"net"
 	"os"
 	"testing"
 
@@ -44,6 +45,14 @@ func TestScript(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", Setup: func(env *testscript.Env) error {
 		env.Setenv("HOME", env.WorkDir)
 		env.Setenv("XDG_CONFIG_HOME", env.WorkDir)
+		for _, name := range []string{"LISTEN", "GRPC", "ADMIN"} { // addresses that are free
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return err
+			}
+			defer l.Close()
+			env.Setenv(name, l.Addr().String())
+		}
 		return nil
 	}})
 }

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	penstockv1 "penstock/proto/penstock/v1"
+)
+
+// named is how many closed engines the first line of status names.
+const named = 3
+
+func newStatus() *cobra.Command {
+	var c caller
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say in words how the engines are, the worst first",
+		Long: `status asks one agent, or standalone, for every engine it knows. The first line is the verdict and names the
+worst; then a row per engine. Closed: it starts nothing now, and why. A full engine is closed and healthy.
+
+Exit code 3 if an engine is blind, stuck, down or gone, 4 if nobody answers at --grpc.`,
+		Example: `  penstock status
+  penstock status --grpc gpu7:4781
+  penstock status -o json | jq '.engines[] | select(.gate != "ok")'
+  penstock status lanes --top 20
+  penstock status request 5d41402abc4b2a76b9719d911017c592`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(checkOutput(output), c.load(cmd.Flags())); err != nil {
+				return err
+			}
+			answer, err := call(cmd.Context(), &c, penstockv1.AgentServiceClient.Cluster, &penstockv1.ClusterRequest{})
+			if err != nil {
+				return err
+			}
+			return writeStatus(cmd.OutOrStdout(), answer, output)
+		},
+	}
+	c.flags(cmd.PersistentFlags())
+	cmd.PersistentFlags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.AddCommand(newStatusLanes(&c, &output), newStatusRequest(&c, &output))
+	return cmd
+}
+
+func writeStatus(w io.Writer, answer *penstockv1.ClusterResponse, output string) error {
+	engines := answer.GetEngines()
+	slices.SortStableFunc(engines, func(a, b *penstockv1.EngineState) int { return cmp.Compare(severity(b), severity(a)) })
+	text, sick := verdict(engines)
+	var err error
+	if output == "json" {
+		err = writeStatusJSON(w, answer, text, sick == 0)
+	} else {
+		err = writeEngines(w, answer, text)
+	}
+	if err == nil && sick > 0 {
+		err = &exitError{exitUnhealthy, fmt.Errorf("%s blind, stuck, down or gone", plural(sick, "engine is", "engines are"))}
+	}
+	return err
+}
+
+// severity orders engines, the worst highest: 0 takes work, 1 is full.
+func severity(e *penstockv1.EngineState) int {
+	switch e.GetCondition() {
+	case "gone":
+		return 7
+	case "engine_down":
+		return 6
+	case "stuck":
+		return 5
+	case "blind":
+		return 4
+	case "draining", "asleep":
+		return 2
+	case "ok", "stale":
+		if e.GetGate() == "kv_high" || e.GetGate() == "waiting_high" {
+			return 1
+		}
+		return 0
+	}
+	return 3 // starting, or a condition that a later version has
+}
+
+// verdict is the first line, for engines sorted the worst first. sick is how many are
+// not healthy.
+func verdict(engines []*penstockv1.EngineState) (text string, sick int) {
+	var closed []string
+	for _, e := range engines {
+		if severity(e) >= 4 {
+			sick++
+		}
+		if severity(e) > 0 {
+			closed = append(closed, e.GetNode()+" "+cmp.Or(e.GetWhy(), e.GetCondition()))
+		}
+	}
+	switch {
+	case len(engines) == 0:
+		return "no engine is known", 0
+	case len(closed) == 0 && len(engines) == 1:
+		return "the engine is open", 0
+	case len(closed) == 0:
+		return fmt.Sprintf("all %d engines are open", len(engines)), 0
+	}
+	text = fmt.Sprintf("%d of %s closed: %s", len(closed), plural(len(engines), "engine", "engines"), strings.Join(closed[:min(len(closed), named)], ", "))
+	if more := len(closed) - named; more > 0 {
+		text += fmt.Sprintf(", and %d more", more)
+	}
+	return text, sick
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+func writeStatusJSON(w io.Writer, answer *penstockv1.ClusterResponse, text string, healthy bool) error {
+	engines := []json.RawMessage{}
+	for _, e := range answer.GetEngines() {
+		raw, err := rawJSON(e)
+		if err != nil {
+			return err
+		}
+		engines = append(engines, raw)
+	}
+	return writeJSON(w, struct {
+		APIVersion string            `json:"apiVersion"`
+		Verdict    string            `json:"verdict"`
+		Healthy    bool              `json:"healthy"`
+		Problem    string            `json:"problem"`
+		Engines    []json.RawMessage `json:"engines"`
+	}{"penstock/v1", text, healthy, answer.GetProblem(), engines})
+}
+
+func writeEngines(w io.Writer, answer *penstockv1.ClusterResponse, text string) error {
+	_, _ = fmt.Fprintln(w, text)
+	if problem := answer.GetProblem(); problem != "" {
+		_, _ = fmt.Fprintf(w, "engines may be missing: %s\n", problem)
+	}
+	t := table(w, "NODE", "STATE", "KV", "RUN", "WAIT", "STARTED", "FREE TOKENS", "STEP", "SEEN", "MODELS", "WHY")
+	for _, e := range answer.GetEngines() {
+		state := e.GetCondition()
+		if severity(e) == 1 {
+			state = "closed"
+		}
+		started, seen := "-", e.GetAgeSeconds()
+		if e.GetLocal() {
+			started, seen = fmt.Sprint(e.GetInflightRequests()), e.GetSampleAgeSeconds()
+		}
+		row(t, e.GetNode(), state, fmt.Sprintf("%.0f %%", 100*e.GetKvUsage()), e.GetRunningRequests(), e.GetWaitingRequests(), started,
+			e.GetFreeTokens(), ago(e.GetStepSeconds()), ago(seen), cmp.Or(strings.Join(e.GetModels(), ","), "-"), cmp.Or(e.GetWhy(), "-"))
+	}
+	return t.Flush()
+}
+
+// table is aligned columns under head.
+func table(w io.Writer, head ...any) *tabwriter.Writer {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row(t, head...)
+	return t
+}
+
+func row(t *tabwriter.Writer, cells ...any) {
+	for i, cell := range cells {
+		if i > 0 {
+			_, _ = t.Write([]byte{'\t'})
+		}
+		_, _ = fmt.Fprint(t, cell)
+	}
+	_, _ = t.Write([]byte{'\n'})
+}
+
+// ago is a duration for people: two digits are enough. "-" is none.
+func ago(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	switch {
+	case d == 0:
+		return "-"
+	case d >= 10*time.Second:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Millisecond).String()
+}
