@@ -34,8 +34,8 @@ var allowed = map[string][]string{
 	"queue/rocketmq":        {"queue", "lane"},
 
 	"cost":      {"lane"},
-	"fleet":     {"lane", "reason"},
-	"abort":     {"reason"},
+	"fleet":     {"reason"},
+	"abort":     {},
 	"gossip":    {},
 	"scheduler": {"lane", "cost", "reason"},
 	"scraper":   {"scheduler", "reason"},
