@@ -18,7 +18,7 @@ type Report struct {
 	Info      map[string]string // its INFO, by field, such as redis_version or maxmemory_policy
 	RoundTrip time.Duration     // the best of five
 	Ahead     time.Duration     // Redis's clock less ours; wrong by at most half of RoundTrip
-	Scripts   error             // why it runs no scripts; nil if it does
+	Scripts   error             // why it runs no scripts on our keys; nil if it does
 	Snapshots string            // its "save" setting; "" = none, or it may not be asked
 }
 
@@ -28,6 +28,10 @@ type Report struct {
 func Inspect(ctx context.Context, cfg Config) (Report, error) {
 	silence()
 	options, err := cfg.options()
+	if err != nil {
+		return Report{}, err
+	}
+	all, err := scripts(&cfg)
 	if err != nil {
 		return Report{}, err
 	}
@@ -48,7 +52,7 @@ func Inspect(ctx context.Context, cfg Config) (Report, error) {
 			r.RoundTrip, r.Ahead = took, theirs.Sub(from.Add(took/2))
 		}
 	}
-	r.Scripts = client.Eval(ctx, "return 1", nil).Err()
+	r.Scripts = all["clock"].Eval(ctx, client, nil, cfg.Prefix).Err()
 	r.Snapshots = client.ConfigGet(ctx, "save").Val()["save"]
 	return r, nil
 }

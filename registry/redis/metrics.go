@@ -31,7 +31,7 @@ func newMetrics(reg prometheus.Registerer, offset func() float64) (*metrics, err
 			Name: "penstock_registry_breaker_state", Help: "0 the record store answers, 1 it is tried again, 2 it is away and calls fail at once.",
 		}),
 	}
-	ops := []string{"time", "lookup"}
+	ops := []string{"lookup"}
 	for op := range parts {
 		ops = append(ops, op)
 	}

@@ -20,7 +20,10 @@ import (
 	"penstock/registry/registrytest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// After many failed dials go-redis tries alone, and notices its client's end within 1 s.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}
 
 const prefix = "t:"
 

@@ -45,6 +45,7 @@ type Registry struct {
 	offset atomic.Int64 // nanoseconds
 	timed  atomic.Bool  // offset was read at least once
 	down   atomic.Bool  // logged as away
+	why    atomic.Pointer[error]
 
 	mu       sync.Mutex                            // guards what follows
 	watchers map[chan string]struct{}              // each has room for some announcements; "" = read anew
@@ -120,9 +121,9 @@ func (r *Registry) Offset() time.Duration { return time.Duration(r.offset.Load()
 func (r *Registry) Ready() (bool, string) {
 	switch {
 	case r.breaker.State() != gobreaker.StateClosed:
-		return false, "redis away"
+		return false, "redis away: " + r.trouble()
 	case !r.timed.Load():
-		return false, "redis not reached yet"
+		return false, "redis not reached yet: " + r.trouble()
 	}
 	return true, ""
 }
@@ -133,10 +134,12 @@ func (r *Registry) clock(ctx context.Context) {
 	var samples [clockSamples]sample
 	for n := 0; ; {
 		sent := time.Now()
-		answer, err := r.call(ctx, "time", 0, func(ctx context.Context) (any, error) { return r.client.Time(ctx).Result() })
+		answer, err := r.run(ctx, "clock", 0)
+		row, err := answered(answer, err, 2)
 		pause := probeEvery
-		if at, is := answer.(time.Time); is && err == nil {
+		if err == nil {
 			trip := time.Since(sent)
+			at := time.Unix(int64(row.int(0)), int64(row.int(1))*1000)
 			samples[n%clockSamples] = sample{trip, at.Sub(sent.Add(trip / 2))}
 			n++
 			best := samples[0]

@@ -39,7 +39,7 @@ func (r *Registry) newBreaker() *gobreaker.CircuitBreaker[any] {
 			switch to {
 			case gobreaker.StateOpen:
 				if !r.down.Swap(true) {
-					r.log.Warn("redis is away")
+					r.log.Warn("redis is away", "error", r.trouble())
 				}
 			case gobreaker.StateClosed:
 				r.down.Store(false)
@@ -68,6 +68,9 @@ func (r *Registry) call(parent context.Context, op string, bytes int, do func(co
 		if parent.Err() != nil && err != nil {
 			return nil, fmt.Errorf("%w: %w", context.Canceled, parent.Err()) // says nothing about Redis
 		}
+		if away(err) {
+			r.why.Store(&err)
+		}
 		return answer, err
 	})
 	kind := kindOf(err)
@@ -91,6 +94,14 @@ func (r *Registry) call(parent context.Context, op string, bytes int, do func(co
 	return nil, fmt.Errorf("%w: %s: %w", registry.ErrAway, op, err)
 }
 
+// trouble is what the last call that found Redis away ran into, and what to do about it.
+func (r *Registry) trouble() string {
+	if err := r.why.Load(); err != nil {
+		return withFix(*err)
+	}
+	return "no call yet"
+}
+
 // kind of failure, a metric label.
 type kind int
 
@@ -99,6 +110,7 @@ const (
 	failedTimeout      // no answer within the deadline
 	failedNetwork      // no connection, or a broken one
 	failedReplica      // READONLY, LOADING and the like: a failover or a restart is under way
+	failedDenied       // a wrong password, or a user without the right
 	failedFull         // OOM
 	failedMailbox      // the gateway lives and its mailbox is not there yet
 	failedScript       // anything else Redis answered: a bug, or a format not known
@@ -108,7 +120,7 @@ const (
 )
 
 var kindNames = [kinds]string{
-	failedTimeout: "timeout", failedNetwork: "network", failedReplica: "not_primary", failedFull: "out_of_memory",
+	failedTimeout: "timeout", failedNetwork: "network", failedReplica: "not_primary", failedDenied: "denied", failedFull: "out_of_memory",
 	failedMailbox: "mailbox", failedScript: "script", failedCaller: "caller", refusedAtOnce: "breaker_open",
 }
 
@@ -136,6 +148,11 @@ func kindOf(err error) kind {
 			{"MISCONF", failedReplica},
 			{"BUSY ", failedReplica},
 			{"NOREPLICAS", failedReplica},
+			{"WRONGPASS", failedDenied},
+			{"NOAUTH", failedDenied},
+			{"unauthenticated", failedDenied}, // a request too long for who is not known
+			{"NOPERM", failedDenied},
+			{"The user executing the script", failedDenied},
 			{"OOM ", failedFull},
 			{"MAILBOX", failedMailbox},
 		} {
@@ -151,7 +168,7 @@ func kindOf(err error) kind {
 // away says whether err counts against the breaker.
 func away(err error) bool {
 	switch kindOf(err) {
-	case failedTimeout, failedNetwork, failedReplica:
+	case failedTimeout, failedNetwork, failedReplica, failedDenied:
 		return true
 	default:
 		return false

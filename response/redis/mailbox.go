@@ -39,6 +39,7 @@ type shard struct {
 	trimmed  string                 // last at the last trim; the keeper's
 	since    int                    // events since the reader asked for a trim; the reader's
 	attached atomic.Bool            // the stream is there and the last read was answered
+	tried    atomic.Bool            // it was attached or could not be
 }
 
 func newMailbox(r *Reader, incarnation string, handle func(response.Event)) *mailbox {
@@ -207,6 +208,7 @@ func (b *mailbox) attach(parent context.Context, s *shard) bool {
 		b.lost(parent, s, err)
 		return false
 	}
+	s.tried.Store(true)
 	if !s.attached.Swap(true) {
 		b.r.log.Info("mailbox is read", "mailbox", s.key, "from", last)
 	}
@@ -219,7 +221,7 @@ func (b *mailbox) lost(ctx context.Context, s *shard, err error) {
 		return
 	}
 	b.r.metrics.failed.Inc()
-	if s.attached.Swap(false) {
+	if first := !s.tried.Swap(true); s.attached.Swap(false) || first {
 		b.r.log.Warn("mailbox cannot be read", "mailbox", s.key, "error", err)
 	}
 }

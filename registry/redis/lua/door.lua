@@ -1,5 +1,5 @@
 -- The door: when would a newcomer start, is that worth it, and when to come back.
--- The arithmetic is that of registry/memory (DESIGN.md one level up).
+-- The arithmetic is that of registry/door (DESIGN.md one level up).
 --
 -- In model:<model>: rate and rate_at, the drain rate in tokens per second, smoothed;
 -- s<i>, n<i>, b<i>: a second, the tokens started in it while more waited, and how long
