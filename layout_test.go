@@ -27,7 +27,8 @@ var allowed = map[string][]string{
 	"response/responsetest": {"response", "reason"},
 
 	"registry":              {"lane", "reason"},
-	"registry/memory":       {"registry", "lane", "reason"},
+	"registry/door":         {"registry", "lane", "reason"},
+	"registry/memory":       {"registry", "registry/door", "lane", "reason"},
 	"registry/registrytest": {"registry", "lane", "reason"},
 	"registry/redis":        {"registry", "lane", "reason"},
 	"response/redis":        {"response"},
@@ -48,7 +49,8 @@ var allowed = map[string][]string{
 	"vllm/simengine": {"sim/engine"},
 	"vllm/vllmtest":  {"vllm/simengine", "sim/engine"},
 
-	"proto/penstock/v1": {},
+	"proto/penstock/v1":      {},
+	"docs/scheduler-example": {"proto/penstock/v1"},
 
 	"admin": {},
 	"agent": {
@@ -68,7 +70,7 @@ var allowed = map[string][]string{
 }
 
 // pure packages are functions of values: no clock, IO, log or metric.
-var pure = map[string]bool{"scheduler": true, "fleet": true, "cost": true, "lane": true, "reason": true, "sim/engine": true}
+var pure = map[string]bool{"scheduler": true, "fleet": true, "cost": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "context", "math/rand", "math/rand/v2", "sync", "github.com/prometheus"}
 

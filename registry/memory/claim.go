@@ -79,7 +79,7 @@ func (r *Registry) claim(rec *record, s registry.Start, now time.Time, alive boo
 func (r *Registry) start(rec *record, s registry.Start, now time.Time) {
 	if rec.state == registry.Queued {
 		r.unqueue(rec, now)
-		r.door.started(rec, now)
+		r.door.Started(rec.lane, rec.tokens, rec.forecast, rec.tries > 0, rec.opened, now)
 	}
 	rec.state, rec.attempt, rec.owner = registry.Running, s.Attempt, s.Owner
 	rec.tries++

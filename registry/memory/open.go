@@ -9,7 +9,10 @@ import (
 
 	"penstock/reason"
 	"penstock/registry"
+	"penstock/registry/door"
 )
+
+const noEngineRetry = 5 * time.Second
 
 // Open creates the record and counts it, or refuses and leaves no count behind.
 // Repeated for an id it knows it only says OK.
@@ -23,21 +26,19 @@ func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rec := r.records[q.ID]; rec != nil {
-		return registry.Admission{Reason: reason.OK, Wait: rec.forecast.wait}, nil
+		return registry.Admission{Reason: reason.OK, Wait: rec.forecast.Wait}, nil
 	}
 	if d.Engines <= 0 {
-		return registry.Admission{Reason: reason.NoEngine, RetryAfter: told(noEngineRetry, q.ID)}, nil
+		return registry.Admission{Reason: reason.NoEngine, RetryAfter: door.Told(noEngineRetry, q.ID)}, nil
 	}
 	var own laneCount
 	if l := r.lanes[q.Lane]; l != nil {
 		own = *l
 	}
-	m := r.door.model(q.Lane.Model, now)
-	c := m.class(q.Lane.Tier, rank)
 	full := own.outstanding >= r.cfg.LaneRequests ||
 		own.bytes+charge(q.Bytes) > r.cfg.LaneBytes || r.bytes+charge(q.Bytes) > r.cfg.TotalBytes
-	a, f := r.door.judge(m, c, visitor{
-		id: q.ID, fingerprint: q.Fingerprint, tokens: q.Tokens, limit: q.Limit, own: own.share, rate: d.Rate, full: full,
+	a, f := r.door.Judge(&door.Visitor{
+		ID: q.ID, Lane: q.Lane, Rank: rank, Fingerprint: q.Fingerprint, Tokens: q.Tokens, Limit: q.Limit, Own: own.waiting, Rate: d.Rate, Full: full,
 	}, now)
 	if a.Reason != reason.OK {
 		return a, nil
@@ -96,20 +97,7 @@ func (r *Registry) shift(rec *record, sign int, now time.Time) {
 	if !rec.counted {
 		return
 	}
-	m, l := r.door.model(rec.lane.Model, now), r.lanes[rec.lane]
-	c := m.class(rec.lane.Tier, rec.rank)
-	before := l.share.requests
-	l.share.add(sign, sign*rec.tokens)
-	c.share.add(sign, sign*rec.tokens)
-	if sign > 0 && m.waiting() == 2 {
-		m.behind = now.Sub(r.door.epoch)
-	}
-	switch {
-	case before == 0:
-		c.lanes++
-	case l.share.requests == 0:
-		c.lanes--
-	}
+	r.door.Shift(rec.lane, rec.rank, rec.tokens, sign, &r.lanes[rec.lane].waiting, now)
 }
 
 // Backlog is what waits and runs, by model and tier. Classes with nothing are
@@ -119,10 +107,8 @@ func (r *Registry) Backlog(now time.Time) []registry.Backlog {
 	defer r.mu.Unlock()
 	type key struct{ tier, model string }
 	rows := map[key]registry.Backlog{}
-	for name, m := range r.door.models {
-		for tier, c := range m.classes {
-			rows[key{tier, name}] = registry.Backlog{Tier: tier, Model: name, Requests: c.share.requests, Tokens: c.share.tokens}
-		}
+	for _, row := range r.door.Waiting() {
+		rows[key{row.Tier, row.Model}] = row
 	}
 	for _, rec := range r.live {
 		if !rec.counted {

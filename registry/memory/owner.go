@@ -7,6 +7,7 @@ import (
 
 	"penstock/reason"
 	"penstock/registry"
+	"penstock/registry/door"
 )
 
 // Renew prolongs what owner runs and returns what it has lost. A record that is
@@ -93,7 +94,7 @@ func (r *Registry) Release(_ context.Context, id, attempt string, blameless bool
 			rec.tries--
 		}
 		rec.state, rec.attempt, rec.owner, rec.until = registry.Queued, "", "", time.Time{}
-		rec.forecast = forecast{} // its wait says nothing about the forecast any more
+		rec.forecast = door.Forecast{} // its wait says nothing about the forecast any more
 		r.queue(rec, now)
 	}
 	return r.flush(rec)

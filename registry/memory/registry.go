@@ -18,6 +18,7 @@ import (
 
 	"penstock/lane"
 	"penstock/registry"
+	"penstock/registry/door"
 )
 
 const (
@@ -42,7 +43,7 @@ type Registry struct {
 	finished expiry
 	lanes    map[lane.Key]*laneCount // only those with something outstanding
 	bytes    int64                   // over all lanes
-	door     door
+	door     *door.Door
 	paced    map[lane.Key]time.Time // earliest regular time of the next start; gone once past
 	engines  map[string]registry.Engine
 }
@@ -62,7 +63,7 @@ type record struct {
 	tries                     int
 	canceled, orphaned        bool
 	counted                   bool // false for a record that Renew wrote again
-	forecast                  forecast
+	forecast                  door.Forecast
 
 	out      [][]byte // events to append, in order
 	flushing bool     // a goroutine is appending them
@@ -72,7 +73,7 @@ type record struct {
 type laneCount struct {
 	outstanding int // queued and running
 	bytes       int64
-	share       share // what of it is queued
+	waiting     door.Share // what of it is queued
 }
 
 var (
@@ -103,7 +104,7 @@ func New(cfg Config, appendEvent func(reply string, event []byte) error, cancel 
 	return &Registry{
 		cfg: cfg, append: appendEvent, cancel: cancel,
 		records: map[string]*record{}, lanes: map[lane.Key]*laneCount{},
-		door:  door{epoch: time.Now(), models: map[string]*model{}},
+		door:  door.New(time.Now()),
 		paced: map[lane.Key]time.Time{}, engines: map[string]registry.Engine{},
 	}, nil
 }
@@ -141,7 +142,7 @@ func (r *Registry) sweep(now time.Time) {
 			delete(r.engines, node)
 		}
 	}
-	r.door.sweep(now)
+	r.door.Sweep(now)
 }
 
 // Len is how many records, finished ones included, and lanes are held.
@@ -162,7 +163,7 @@ func (r *Registry) put(rec *record, now time.Time) {
 // event means that the caller, who waits for the outcome, needs none.
 func (r *Registry) end(rec *record, now time.Time, event []byte) {
 	if rec.state == registry.Queued && rec.tries == 0 {
-		r.door.censored(rec, now)
+		r.door.Left(rec.lane, rec.forecast, rec.opened, now)
 	}
 	r.uncount(rec, now)
 	heap.Remove(&r.live, rec.place)

@@ -16,6 +16,7 @@ import (
 
 	"penstock/reason"
 	"penstock/registry"
+	"penstock/registry/door"
 	"penstock/registry/registrytest"
 )
 
@@ -195,7 +196,7 @@ func TestBacklogForMetrics(t *testing.T) {
 		if diff := cmp.Diff(want, r.Backlog(time.Now())); diff != "" {
 			t.Errorf("empty backlog, -want +got:\n%s", diff)
 		}
-		r.sweep(time.Now().Add(modelKept + time.Minute))
+		r.sweep(time.Now().Add(door.ModelKept + time.Minute))
 		if got := r.Backlog(time.Now()); len(got) != 0 {
 			t.Errorf("backlog of a forgotten model: %+v", got)
 		}

@@ -1,48 +1,57 @@
-package memory
+// Package door refuses at once what would not start in time: it predicts when a
+// newcomer would start, and keeps the places of those it told when to come back.
+// Pure: the caller passes now and calls it from one goroutine at a time.
+// registry/memory and the simulator use it; registry/redis does the same arithmetic in
+// its scripts. DESIGN.md of registry has the derivation.
+package door
 
 import (
 	"hash/crc32"
 	"math"
 	"time"
 
+	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
 )
 
 const (
-	rateMemory    = time.Second      // how far back the smoothed drain rate looks
-	rateKept      = 30 * time.Second // how long the last known rate serves when none is reported
-	startsWindow  = 10               // seconds of starts that stand in for a rate after that
-	modelKept     = 10 * time.Minute // an idle model's rate and errors are remembered
-	noEngineRetry = 5 * time.Second
-	minRetry      = time.Second
-	maxRetry      = 60 * time.Second
+	rateMemory   = time.Second      // how far back the smoothed drain rate looks
+	rateKept     = 30 * time.Second // how long the last known rate serves when none is reported
+	startsWindow = 10               // seconds of starts that stand in for a rate after that
+	minRetry     = time.Second
+	maxRetry     = 60 * time.Second
 
 	errorGain  = 0.1         // EWMA of the forecast's error, about the last ten starts
 	errorMost  = 2           // an outage teaches no more than that, to be forgotten soon
 	errorFloor = time.Second // added to a forecast before its error is taken relative to it
 )
 
-// share is a part of the backlog.
-type share struct{ requests, tokens int }
+// ModelKept is how long an idle model's rate and errors are remembered.
+const ModelKept = 10 * time.Minute
 
-func (s *share) add(requests, tokens int) {
-	s.requests += requests
-	s.tokens += tokens
+// Share is a part of the backlog.
+type Share struct{ Requests, Tokens int }
+
+func (s *Share) add(requests, tokens int) {
+	s.Requests += requests
+	s.Tokens += tokens
 }
 
-// forecast is what Open predicted for a request.
-type forecast struct {
-	wait  time.Duration
+// Forecast is what Judge predicted for a request.
+type Forecast struct {
+	Wait  time.Duration
 	known bool // false: no rate was known, nothing is learned from it
 }
 
-// door predicts when a newcomer would start and refuses what is not worth it. It
-// is guarded by the Registry's mutex.
-type door struct {
+// Door is what is known about each model's backlog and speed. Make it with New.
+type Door struct {
 	epoch  time.Time
 	models map[string]*model
 }
+
+// New makes a door with nothing behind it. No later call may pass an earlier now.
+func New(now time.Time) *Door { return &Door{epoch: now, models: map[string]*model{}} }
 
 // model is what the door knows about one model.
 type model struct {
@@ -64,25 +73,27 @@ type starts struct {
 // class is one tier of a model.
 type class struct {
 	rank         int
-	share        share // what waits
+	share        Share // what waits
 	lanes        int   // lanes with something waiting
 	bias, spread float64
 	places       places
 }
 
-// visitor is a request at the door.
-type visitor struct {
-	id          string
-	fingerprint uint64
-	tokens      int
-	limit       time.Duration
-	own         share   // what of its lane waits
-	rate        float64 // as reported, 0 = not known
-	full        bool    // its lane or the memory is full
+// Visitor is a request at the door.
+type Visitor struct {
+	ID          string
+	Lane        lane.Key
+	Rank        int           // of its tier; the lowest goes first
+	Fingerprint uint64        // of a refused body, by which its return is known; 0 = none
+	Tokens      int           // expected, prompt and output
+	Limit       time.Duration // longest wait that is worth it
+	Own         Share         // what of its lane waits
+	Rate        float64       // drain rate as reported, tokens per second; 0 = not known
+	Full        bool          // its lane or the memory is full
 }
 
 // model finds or makes a model's entry.
-func (d *door) model(name string, now time.Time) *model {
+func (d *Door) model(name string, now time.Time) *model {
 	m := d.models[name]
 	if m == nil {
 		m = &model{classes: map[string]*class{}}
@@ -103,10 +114,10 @@ func (m *model) class(tier string, rank int) *class {
 	return c
 }
 
-// sweep forgets models nobody has asked for.
-func (d *door) sweep(now time.Time) {
+// Sweep forgets models nobody has asked for. Call it every few seconds.
+func (d *Door) Sweep(now time.Time) {
 	for name, m := range d.models {
-		if now.Sub(m.used) < modelKept {
+		if now.Sub(m.used) < ModelKept {
 			continue
 		}
 		if m.waiting() == 0 {
@@ -118,55 +129,58 @@ func (d *door) sweep(now time.Time) {
 // waiting is the model's backlog in requests, over all tiers.
 func (m *model) waiting() (requests int) {
 	for _, c := range m.classes {
-		requests += c.share.requests
+		requests += c.share.Requests
 	}
 	return requests
 }
 
-// judge admits or refuses. It keeps a place for a refused visitor, and nothing else.
-func (d *door) judge(m *model, c *class, v visitor, now time.Time) (registry.Admission, forecast) {
+// Judge admits or refuses. It keeps a place for a refused visitor, and nothing else:
+// one that is admitted is counted by Shift.
+func (d *Door) Judge(v *Visitor, now time.Time) (registry.Admission, Forecast) {
+	m := d.model(v.Lane.Model, now)
+	c := m.class(v.Lane.Tier, v.Rank)
 	at := now.Sub(d.epoch)
-	ahead, rate := m.ahead(c.rank, v), m.drain(v.rate, at, now)
-	a := registry.Admission{Reason: reason.OK, Ahead: ahead.requests}
+	ahead, rate := m.ahead(c.rank, v), m.drain(v.Rate, at, now)
+	a := registry.Admission{Reason: reason.OK, Ahead: ahead.Requests}
 	if rate <= 0 {
-		if v.full {
-			a.Reason, a.RetryAfter = reason.LaneFull, told(minRetry, v.id)
+		if v.Full {
+			a.Reason, a.RetryAfter = reason.LaneFull, Told(minRetry, v.ID)
 		}
-		return a, forecast{}
+		return a, Forecast{}
 	}
-	a.Wait = seconds(float64(ahead.tokens) / rate)
-	excess := a.Wait + c.margin(a.Wait, v.limit) - v.limit
-	returned := c.places.take(at, v.fingerprint)
+	a.Wait = seconds(float64(ahead.Tokens) / rate)
+	excess := a.Wait + c.margin(a.Wait, v.Limit) - v.Limit
+	returned := c.places.take(at, v.Fingerprint)
 	switch {
-	case v.full:
-		a.Reason, a.RetryAfter = reason.LaneFull, told(excess, v.id)
-	case ahead.requests == 0, excess <= 0 && (returned || excess+seconds(m.soon(c.rank, at, v.limit/2)/rate) <= 0):
+	case v.Full:
+		a.Reason, a.RetryAfter = reason.LaneFull, Told(excess, v.ID)
+	case ahead.Requests == 0, excess <= 0 && (returned || excess+seconds(m.soon(c.rank, at, v.Limit/2)/rate) <= 0):
 		// Nobody is refused an idle engine. A newcomer leaves the room of those who
 		// are due while half of what it sees is worked off.
 	default:
 		a.Reason = reason.Overloaded
 		a.RetryAfter, a.Kept = m.keep(c, v, rate, excess, at)
 	}
-	return a, forecast{wait: a.Wait, known: true}
+	return a, Forecast{Wait: a.Wait, known: true}
 }
 
 // ahead is what would start before the visitor: the backlog of its tier and the
 // higher ones, but no more than its lane's fair turn among their lanes.
-func (m *model) ahead(rank int, v visitor) share {
-	var all share
+func (m *model) ahead(rank int, v *Visitor) Share {
+	var all Share
 	others := 0 // lanes but its own
 	for _, c := range m.classes {
 		if c.rank <= rank {
-			all.add(c.share.requests, c.share.tokens)
+			all.add(c.share.Requests, c.share.Tokens)
 			others += c.lanes
 		}
 	}
-	if v.own.requests > 0 {
+	if v.Own.Requests > 0 {
 		others--
 	}
-	fair := v.own
-	fair.add(others*(v.own.requests+1), others*(v.own.tokens+v.tokens))
-	return share{min(all.requests, fair.requests), min(all.tokens, fair.tokens)}
+	fair := v.Own
+	fair.add(others*(v.Own.Requests+1), others*(v.Own.Tokens+v.Tokens))
+	return Share{min(all.Requests, fair.Requests), min(all.Tokens, fair.Tokens)}
 }
 
 // soon is the work of this and higher tiers likely to come back before at + ahead.
@@ -182,13 +196,13 @@ func (m *model) soon(rank int, at, ahead time.Duration) (tokens float64) {
 // keep finds the first moment from which on there is room for the visitor beside
 // all places kept already, counted from when the backlog is worked off far enough,
 // moves it to the whole second the visitor is told, and keeps the place.
-func (m *model) keep(c *class, v visitor, rate float64, excess, at time.Duration) (retry time.Duration, kept bool) {
-	free, ok := m.firstFree(c.rank, v.tokens, rate*placesShare, at, excess)
+func (m *model) keep(c *class, v *Visitor, rate float64, excess, at time.Duration) (retry time.Duration, kept bool) {
+	free, ok := m.firstFree(c.rank, v.Tokens, rate*placesShare, at, excess)
 	if !ok {
 		return maxRetry, false
 	}
-	retry = told(free, v.id)
-	return retry, c.places.keep(at+retry, v.fingerprint, v.tokens)
+	retry = Told(free, v.ID)
+	return retry, c.places.keep(at+retry, v.Fingerprint, v.Tokens)
 }
 
 // drain is the model's rate: as reported, smoothed; for 30 s the last known; then
@@ -226,9 +240,40 @@ func (m *model) since(at time.Duration) time.Duration {
 	return min(at-m.behind, startsWindow*time.Second)
 }
 
-// started learns from a request that starts now.
-func (d *door) started(rec *record, now time.Time) {
-	m := d.models[rec.lane.Model]
+// Shift counts a request of lane k, whose waiting ones are own: sign 1 when it enters
+// the backlog, -1 when it leaves.
+func (d *Door) Shift(k lane.Key, rank, tokens, sign int, own *Share, now time.Time) {
+	m := d.model(k.Model, now)
+	c := m.class(k.Tier, rank)
+	before := own.Requests
+	own.add(sign, sign*tokens)
+	c.share.add(sign, sign*tokens)
+	if sign > 0 && m.waiting() == 2 {
+		m.behind = now.Sub(d.epoch)
+	}
+	switch {
+	case before == 0:
+		c.lanes++
+	case own.Requests == 0:
+		c.lanes--
+	}
+}
+
+// Waiting lists the backlog by tier and model, in no order. Classes with nothing are
+// listed while they are remembered.
+func (d *Door) Waiting() (rows []registry.Backlog) {
+	for name, m := range d.models {
+		for tier, c := range m.classes {
+			rows = append(rows, registry.Backlog{Tier: tier, Model: name, Requests: c.share.Requests, Tokens: c.share.Tokens})
+		}
+	}
+	return rows
+}
+
+// Started learns from a request that starts now, after Shift took it out of the
+// backlog. again: it was started before, and its wait says nothing about f.
+func (d *Door) Started(k lane.Key, tokens int, f Forecast, again bool, opened, now time.Time) {
+	m := d.models[k.Model]
 	if m == nil {
 		return
 	}
@@ -241,19 +286,19 @@ func (d *door) started(rec *record, now time.Time) {
 		if s.second != second {
 			*s = starts{second: second}
 		}
-		s.tokens += rec.tokens
+		s.tokens += tokens
 		s.took += m.since(at)
 		m.behind = at
 	}
-	if rec.forecast.known && rec.tries == 0 {
-		m.classes[rec.lane.Tier].learn(rec.forecast.wait, now.Sub(rec.opened))
+	if f.known && !again {
+		m.classes[k.Tier].learn(f.Wait, now.Sub(opened))
 	}
 }
 
-// censored learns from a request that left unstarted after more than its forecast.
-func (d *door) censored(rec *record, now time.Time) {
-	if waited := now.Sub(rec.opened); rec.forecast.known && waited > rec.forecast.wait {
-		d.models[rec.lane.Model].classes[rec.lane.Tier].learn(rec.forecast.wait, waited)
+// Left learns from a request that leaves unstarted, where that is later than forecast.
+func (d *Door) Left(k lane.Key, f Forecast, opened, now time.Time) {
+	if waited := now.Sub(opened); f.known && waited > f.Wait {
+		d.models[k.Model].classes[k.Tier].learn(f.Wait, waited)
 	}
 }
 
@@ -272,9 +317,9 @@ func (c *class) margin(wait, limit time.Duration) time.Duration {
 	return min(seconds(relative*(wait+errorFloor).Seconds()), limit/2)
 }
 
-// told is when to come back: d with a spread of up to a quarter by the id's hash,
+// Told is when to come back: d with a spread of up to a quarter by the id's hash,
 // up to a whole second, 1 to 60 s.
-func told(d time.Duration, id string) time.Duration {
+func Told(d time.Duration, id string) time.Duration {
 	spread := 1 + 0.25*float64(crc32.ChecksumIEEE([]byte(id)))/math.MaxUint32
 	d = min(max(d, minRetry), maxRetry)
 	return min(seconds(math.Ceil(spread*d.Seconds())), maxRetry)
