@@ -37,7 +37,8 @@ func (j *joiner) run(ctx context.Context) {
 		err := j.round(ctx)
 		wait := j.g.cfg.JoinEvery
 		if j.g.isolated.Load() {
-			wait, retry = min(retry, wait), retry*2
+			retry = min(retry, wait)
+			wait, retry = retry, 2*retry
 			if ctx.Err() == nil {
 				j.g.log.Warn("gossip: isolated: no seed is a member; this node goes on by itself and retries", "join", j.g.cfg.Join, "err", err, "retry_in", wait)
 			}
