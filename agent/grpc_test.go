@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"penstock/fleet"
@@ -363,6 +364,21 @@ func TestORCA(t *testing.T) {
 	}
 	if took := time.Since(begin); took < 150*time.Millisecond {
 		t.Errorf("two intervals took %v, want at least the floor of 100 ms each", took)
+	}
+}
+
+// TestORCAWire: our names, their bytes.
+func TestORCAWire(t *testing.T) {
+	got, err := proto.Marshal(&penstockv1.OrcaLoadReport{MemUtilization: 1, NamedMetrics: map[string]float64{"kv": 1}, ApplicationUtilization: 1})
+	check(t, err)
+	one := "\x00\x00\x00\x00\x00\x00\xf0\x3f"
+	if want := "\x11" + one + "\x42\x0d\x0a\x02kv\x11" + one + "\x49" + one; string(got) != want {
+		t.Errorf("report: got %x, want %x", got, want)
+	}
+	request := penstockv1.OrcaLoadReportRequest{}
+	check(t, proto.Unmarshal([]byte("\x0a\x02\x08\x02\x12\x01x"), &request))
+	if request.ReportInterval.AsDuration() != 2*time.Second || !slices.Equal(request.RequestCostNames, []string{"x"}) {
+		t.Errorf("request: got %v", &request)
 	}
 }
 
