@@ -216,6 +216,31 @@ func TestPlainAnswersTeach(t *testing.T) {
 	}
 }
 
+// The view's predicted start is what is above the mark, or the prompts pending where
+// they are more, over the drain rate; nothing while the gate is open.
+func TestViewStart(t *testing.T) {
+	s, now := full(t, 5, 0.90)
+	observe := func(kv float64) View {
+		now = now.Add(50 * time.Millisecond)
+		s.Observe(now, Sample{At: now, KV: kv, Running: 5, KVTokens: 100_000})
+		return s.View(now)
+	}
+	v := observe(0.90)
+	want := seconds(0.10 * 100_000 / v.DrainRate)
+	if v.DrainRate == 0 || v.Start < want*95/100 || v.Start > want*105/100 {
+		t.Errorf("start in %s at %.0f tokens/s, want about %s", v.Start, v.DrainRate, want)
+	}
+	if v = observe(0.10); v.Start != 0 {
+		t.Errorf("start in %s while the gate is %s", v.Start, v.Gate)
+	}
+	for range 30 {
+		s.Reserve(now, &Request{PromptTokens: 1000, Stream: true})
+	}
+	if v, want = observe(0.10), seconds(30_000/v.DrainRate); v.Start != want {
+		t.Errorf("start in %s with 30,000 prompt tokens pending, the gate is %s; want %s", v.Start, v.Gate, want)
+	}
+}
+
 // full is a state with n requests in flight on a fresh engine and 128 heads seen.
 func full(tb testing.TB, n int, kv float64) (*State, time.Time) {
 	now := time.Unix(1000, 0)

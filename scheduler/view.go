@@ -45,8 +45,8 @@ func (s *State) View(now time.Time) View {
 	}
 	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
 	if v.Gate != reason.OK && v.DrainRate > 0 {
-		above := max(s.kv()-s.cfg.KVStart, 0) * float64(s.sample.KVTokens)
-		v.Start = seconds((above + float64(v.Pending)) / v.DrainRate)
+		above := (s.kv() - s.cfg.KVStart) * float64(s.sample.KVTokens) // prompts pending are part of it
+		v.Start = seconds(max(above, float64(v.Pending)) / v.DrainRate)
 	}
 	return v
 }
