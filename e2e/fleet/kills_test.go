@@ -28,9 +28,9 @@ type kill struct {
 }
 
 // kills are the components. An agent or a gateway is ready when it says so, Redis when
-// it answers a ping, the name server when it takes connections, the broker when the
-// name server routes to it, and the proxy when it answers a client's question for the
-// topic's route: that it takes connections says little.
+// it answers a ping, the name server when it takes connections. Broker and proxy are
+// ready when the proxy answers a client's question for the topic's route with the
+// broker: a proxy takes connections, and a broker reports success, before that.
 func (f *fleet) kills() []kill {
 	verbs := func(name, verb string, within time.Duration, ready func() error) kill {
 		return kill{
@@ -53,10 +53,9 @@ func (f *fleet) kills() []kill {
 			func() error { return errors.Join(parts[turn].start(), parts[turn].awaitReady(30*time.Second)) },
 		}
 	}
-	already := func() error { return nil }
 	return []kill{
 		one("agent", f.agents), one("gateway", f.gateways),
-		verbs("name server", "namesrv", 15*time.Second, already), verbs("broker", "broker", 10*time.Second, already), verbs("proxy", "proxy", 10*time.Second, routed),
+		verbs("name server", "namesrv", 15*time.Second, func() error { return nil }), verbs("broker", "broker", 10*time.Second, routed), verbs("proxy", "proxy", 10*time.Second, routed),
 		{"redis", 10 * time.Second, killRedis, func() error { _, err := script("", "scripts/redis", "start"); return err }},
 	}
 }
@@ -73,7 +72,7 @@ func routed() error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("the proxy does not route to the topic 30 s after its start: %v %w", got.Route, err)
+			return fmt.Errorf("the proxy does not route the topic to the broker 30 s after the start: %v %w", got.Route, err)
 		}
 	}
 }

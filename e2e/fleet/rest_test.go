@@ -39,7 +39,7 @@ func (f *fleet) rest(t *testing.T, within time.Duration) {
 	})
 	t.Logf("at rest after %v: every agent and engine holds nothing, Redis counts nothing, every record is over, the broker's lanes are empty", time.Since(began).Round(time.Millisecond))
 	if left > 0 {
-		t.Logf("%d records were past their deadline with nobody to end them: their gateway died before it had sent them", left)
+		t.Logf("%d records were past their deadline with nobody to end them: their gateway died, or could not reach Redis, before it had sent them", left)
 	}
 }
 
