@@ -122,20 +122,20 @@ func (g *GRPC) cluster(ctx context.Context, now time.Time) ([]*penstockv1.Engine
 	call, cancel := context.WithTimeout(ctx, first.cfg.StoreTimeout)
 	defer cancel()
 	listed, problem := first.deps.Directory.Engines(call)
-	known := make(map[string]*penstockv1.EngineState, len(listed))
+	known := make(map[uint64]*penstockv1.EngineState, len(listed)) // by the identity that rows have
 	for i := range listed {
-		known[listed[i].Node] = listedState(now, &listed[i])
+		known[fleet.ID(listed[i].Node)] = listedState(now, &listed[i])
 	}
 	rows := first.deps.Peers()
 	for i := range rows {
 		row := &rows[i]
-		if known[row.Node] == nil {
-			known[row.Node] = &penstockv1.EngineState{Node: row.Node, Pool: row.Pool, AgeSeconds: math.Inf(1)}
+		if known[row.Engine] == nil { // then its models are not known by name
+			known[row.Engine] = &penstockv1.EngineState{Node: row.Node, Pool: row.Pool, AgeSeconds: math.Inf(1)}
 		}
-		fromRow(known[row.Node], now, row)
+		fromRow(known[row.Engine], now, row)
 	}
 	for _, a := range g.deps.Agents {
-		known[a.cfg.Node] = a.engineState(now)
+		known[fleet.ID(a.cfg.Node)] = a.engineState(now)
 	}
 	return slices.SortedFunc(maps.Values(known), func(a, b *penstockv1.EngineState) int { return cmp.Compare(a.Node, b.Node) }), problem
 }
@@ -154,7 +154,7 @@ func fromRow(s *penstockv1.EngineState, now time.Time, row *fleet.Row) {
 	}
 	s.KvUsage, s.RunningRequests, s.WaitingRequests = row.KV, count(row.Running), count(row.Waiting)
 	s.StepSeconds, s.FirstTokenSeconds = row.Step.Seconds(), row.FirstToken.Seconds()
-	s.FreeTokens, s.DrainTokensPerSecond = count(row.Freeness), row.DrainRate
+	s.FreeTokens, s.DrainTokensPerSecond, s.StartSeconds = count(row.Freeness), row.DrainRate, row.Start.Seconds()
 	hear(s, now, row.At, row.State)
 }
 
@@ -181,7 +181,7 @@ func (a *Agent) engineState(now time.Time) *penstockv1.EngineState {
 		Condition: s.Condition, Gate: s.Gate, Why: s.Why, Ready: s.Ready && len(s.Models) > 0,
 		SampleAgeSeconds: v.SampleAge.Seconds(), KvUsage: v.KV, RunningRequests: count(v.Running), WaitingRequests: count(v.Waiting),
 		StepSeconds: v.StepTime.Seconds(), FirstTokenSeconds: v.FirstToken.Seconds(),
-		DrainTokensPerSecond: v.DrainRate, PrefillTokensPerSecond: v.Prefill, KvTokens: count(v.KVTokens),
+		StartSeconds: v.Start.Seconds(), DrainTokensPerSecond: v.DrainRate, PrefillTokensPerSecond: v.Prefill, KvTokens: count(v.KVTokens),
 		InflightRequests: count(s.Running), LedgerRequests: count(v.Requests), LedgerTokens: count(v.Tokens),
 		PendingTokens: count(v.Pending), PendingSequences: count(v.PendingSeq), UnseenTokens: count(v.Credit), HeldRequests: count(len(s.Room)),
 	}

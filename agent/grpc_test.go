@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -186,6 +187,74 @@ func TestGRPCState(t *testing.T) {
 	}
 }
 
+// slow is a WatchState stream whose reader takes an update only when the test lets it.
+type slow struct {
+	grpc.ServerStream
+	ctx context.Context
+	out chan *penstockv1.EngineState
+}
+
+func (s *slow) Context() context.Context { return s.ctx }
+
+func (s *slow) Send(r *penstockv1.WatchStateResponse) error {
+	select {
+	case s.out <- r.Engines[0]:
+		return nil
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+// TestWatchState: at most one update per 50 ms, one per second at rest, and for who is
+// slow the newest.
+func TestWatchState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newStage(t).run()
+		g, err := NewGRPC(GRPCConfig{}, GRPCDeps{Agents: []*Agent{n.agent}, Lookup: n.reg.Lookup, Backlog: n.reg.Backlog, Metrics: prometheus.NewRegistry(), Log: n.agent.log})
+		check(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		stream := &slow{ctx: ctx, out: make(chan *penstockv1.EngineState)}
+		done := make(chan error, 1)
+		go func() { done <- service{GRPC: g}.WatchState(&penstockv1.WatchStateRequest{}, stream) }()
+		updates := func(within time.Duration) (n int) {
+			limit := time.After(within)
+			for {
+				select {
+				case <-stream.out:
+					n++
+				case <-limit:
+					return n
+				}
+			}
+		}
+		updates(time.Second) // the engine has just become ready
+		if got := updates(10 * time.Second); got != 10 {
+			t.Errorf("at rest: got %d updates in 10 s, want one per second", got)
+		}
+		changing, stop := context.WithCancel(ctx)
+		go func() {
+			for i := 0; changing.Err() == nil; i++ {
+				n.fake.set(func(f *fakeEngine) { f.sample.Running = i % 100 })
+				time.Sleep(7 * time.Millisecond)
+			}
+		}()
+		if got := updates(10 * time.Second); got < 100 || got > 201 {
+			t.Errorf("changing: got %d updates in 10 s, want at most 200", got)
+		}
+		stop()
+		n.fake.set(func(f *fakeEngine) { f.sample.Running = 7 })
+		time.Sleep(3 * time.Second)
+		<-stream.out // was on its way
+		if got := <-stream.out; got.RunningRequests != 7 {
+			t.Errorf("after a pause: got %d running, want the newest, 7", got.RunningRequests)
+		}
+		cancel()
+		if err := <-done; err == nil {
+			t.Error("WatchState of a reader that is gone: got nil, want why it ended")
+		}
+	})
+}
+
 // TestGRPCRefuses: bad input gets a code and a text, not a guess.
 func TestGRPCRefuses(t *testing.T) {
 	t.Parallel()
@@ -232,9 +301,9 @@ func TestGRPCCluster(t *testing.T) {
 	now := time.Now()
 	n := newNode(t)
 	rows := []fleet.Row{
-		{Node: "b", State: reason.OK, Running: 7, KV: 0.5, Freeness: 100, At: now},
-		{Node: "c", State: reason.Blind, At: now.Add(-20 * time.Second)},
-		{Node: "d", State: reason.Stuck, At: now.Add(-time.Second)},
+		{Engine: fleet.ID("b"), Node: "b", State: reason.OK, Running: 7, KV: 0.5, Freeness: 100, At: now},
+		{Engine: fleet.ID("c"), Node: "c", State: reason.Blind, At: now.Add(-20 * time.Second)},
+		{Engine: fleet.ID("d"), Node: "d", State: reason.Stuck, At: now.Add(-time.Second)},
 	}
 	n.agent.deps.Peers = func() []fleet.Row { return rows }
 	for _, name := range []string{"a", "b"} {

@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	penstockv1 "penstock/proto/penstock/v1"
 )
 
-// progressEvery is how often a drain says how far it is, where nothing changed.
-const progressEvery = 5 * time.Second
+// A drain looks every lookEvery, and says how far it is at least every progressEvery.
+const lookEvery, progressEvery = 100 * time.Millisecond, 5 * time.Second
 
 func newDrain() *cobra.Command {
 	var c caller
@@ -96,37 +97,59 @@ func (t *target) drain(ctx context.Context, wait time.Duration, out, progress io
 		_, err := fmt.Fprintf(out, "%s is draining, %s in flight\n", t.node, plural(int(answer.GetInflightRequests()), "request", "requests"))
 		return err
 	}
+	return t.follow(ctx, wait, out, progress)
+}
+
+// follow waits until nothing runs and says how far it is.
+func (t *target) follow(ctx context.Context, wait time.Duration, out, progress io.Writer) error {
 	begin := time.Now()
-	watch, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	stream, err := t.client.WatchState(watch, &penstockv1.WatchStateRequest{Node: t.node})
-	if err != nil {
-		return explain(t.address, err)
-	}
+	limit := time.NewTimer(wait)
+	defer limit.Stop()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	left, said := int32(-1), begin
 	for {
-		r, err := stream.Recv()
+		e, err := t.state(ctx)
+		took := time.Since(begin)
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("interrupted; %s stays draining with %d in flight, until: penstock resume %s", t.node, max(left, 0), t.node)
-		case watch.Err() != nil:
-			return fmt.Errorf("%s still has %s in flight after %v; it stays draining", t.node, plural(int(left), "request", "requests"), wait)
+			return t.unfinished("interrupted", left)
 		case err != nil:
 			return explain(t.address, err)
-		}
-		e := r.GetEngines()[0]
-		if e.GetCondition() != "draining" {
+		case e.GetCondition() != "draining":
 			return fmt.Errorf("%s was resumed meanwhile: it is %s", t.node, cmp.Or(e.GetWhy(), e.GetCondition()))
-		}
-		now := time.Now()
-		if e.GetInflightRequests() == 0 {
-			_, err := fmt.Fprintf(out, "%s is drained after %s; to take work again: penstock resume %s\n", t.node, max(now.Sub(begin).Round(time.Second/10), time.Second/10), t.node)
+		case e.GetInflightRequests() == 0:
+			_, err := fmt.Fprintf(out, "%s is drained after %.1f s; to take work again: penstock resume %s\n", t.node, took.Seconds(), t.node)
 			return err
 		}
-		if e.GetInflightRequests() != left && now.Sub(said) >= time.Second || left < 0 || now.Sub(said) >= progressEvery {
-			said = now
-			_, _ = fmt.Fprintf(progress, "%s: %s in flight after %s\n", t.node, plural(int(e.GetInflightRequests()), "request", "requests"), now.Sub(begin).Round(time.Second))
+		if now := e.GetInflightRequests(); now != left && time.Since(said) >= time.Second || left < 0 || time.Since(said) >= progressEvery {
+			said = time.Now()
+			_, _ = fmt.Fprintf(progress, "%s: %s in flight after %.0f s\n", t.node, plural(int(now), "request", "requests"), took.Seconds())
 		}
 		left = e.GetInflightRequests()
+		select {
+		case <-look.C:
+		case <-limit.C:
+			return t.unfinished(fmt.Sprintf("not done within %v", wait), left)
+		case <-ctx.Done():
+		}
 	}
+}
+
+func (t *target) unfinished(why string, left int32) error {
+	return fmt.Errorf("%s: %s stays draining, %s in flight; to take work again: penstock resume %s", why, t.node, plural(int(left), "request", "requests"), t.node)
+}
+
+// state waits for a connection that is made anew, as the agent asks for now and then.
+func (t *target) state(ctx context.Context) (*penstockv1.EngineState, error) {
+	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	defer cancel()
+	r, err := t.client.GetState(ctx, &penstockv1.GetStateRequest{Node: t.node}, grpc.WaitForReady(true))
+	if err != nil {
+		return nil, err
+	}
+	if len(r.GetEngines()) != 1 {
+		return nil, fmt.Errorf("%s named %d engines, want %s alone", t.address, len(r.GetEngines()), t.node)
+	}
+	return r.GetEngines()[0], nil
 }

@@ -67,26 +67,21 @@ func writeStatus(w io.Writer, answer *penstockv1.ClusterResponse, output string)
 	return err
 }
 
+// severities of conditions and gates; from sickness on an engine is not healthy.
+var severities = map[string]int{
+	"ok": 0, "stale": 0, "kv_high": 1, "waiting_high": 1, "draining": 2, "asleep": 2, "starting": 3,
+	"blind": 4, "stuck": 5, "engine_down": 6, "gpu_lost": 6, "gpu_fault": 6, "gone": 7,
+}
+
+const sickness = 4
+
 // severity orders engines, the worst highest: 0 takes work, 1 is full.
 func severity(e *penstockv1.EngineState) int {
-	switch e.GetCondition() {
-	case "gone":
-		return 7
-	case "engine_down":
-		return 6
-	case "stuck":
-		return 5
-	case "blind":
-		return 4
-	case "draining", "asleep":
-		return 2
-	case "ok", "stale":
-		if e.GetGate() == "kv_high" || e.GetGate() == "waiting_high" {
-			return 1
-		}
-		return 0
+	n, known := severities[e.GetCondition()]
+	if !known { // a later version has it
+		n = severities["starting"]
 	}
-	return 3 // starting, or a condition that a later version has
+	return max(n, severities[e.GetGate()]) // any other gate opens by itself within moments
 }
 
 // verdict is the first line, for engines sorted the worst first. sick is how many are
@@ -94,7 +89,7 @@ func severity(e *penstockv1.EngineState) int {
 func verdict(engines []*penstockv1.EngineState) (text string, sick int) {
 	var closed []string
 	for _, e := range engines {
-		if severity(e) >= 4 {
+		if severity(e) >= sickness {
 			sick++
 		}
 		if severity(e) > 0 {

@@ -32,6 +32,7 @@ func TestVerdict(t *testing.T) {
 		}, "4 of 5 engines closed: n2 gone: not heard of for 30 s, n9 blind 12 s: connection refused, n8 draining 3 s, and 1 more", exitUnhealthy},
 		{"stuck", []*penstockv1.EngineState{engine("a", "stuck", "stuck", "stuck 9 s")}, "1 of 1 engine closed: a stuck 9 s", exitUnhealthy},
 		{"down", []*penstockv1.EngineState{engine("a", "engine_down", "engine_down", "")}, "1 of 1 engine closed: a engine_down", exitUnhealthy},
+		{"a GPU gone", []*penstockv1.EngineState{engine("a", "ok", "gpu_lost", "gpu_lost")}, "1 of 1 engine closed: a gpu_lost", exitUnhealthy},
 		{"a condition of tomorrow", []*penstockv1.EngineState{engine("a", "melting", "", "")}, "1 of 1 engine closed: a melting", exitOK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -36,8 +36,8 @@ type EngineState struct {
 	Models []string               `protobuf:"bytes,2,rep,name=models,proto3" json:"models,omitempty"`
 	Pool   string                 `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"` // hardware class; "" = none declared
 	Grpc   string                 `protobuf:"bytes,4,opt,name=grpc,proto3" json:"grpc,omitempty"` // address of its agent; "" = not known
-	// ok, stale, blind, stuck, asleep, starting, draining, engine_down; gone: its agent
-	// is not heard of.
+	// ok, stale, blind, stuck, asleep, starting, draining, engine_down, gpu_lost,
+	// gpu_fault; gone: its agent is not heard of.
 	Condition              string  `protobuf:"bytes,5,opt,name=condition,proto3" json:"condition,omitempty"`
 	Gate                   string  `protobuf:"bytes,6,opt,name=gate,proto3" json:"gate,omitempty"`                                                                          // ok, or what is in a small request's way
 	Why                    string  `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`                                                                            // in words, with the figures; "" while work is taken
@@ -55,13 +55,14 @@ type EngineState struct {
 	KvTokens               int32   `protobuf:"varint,19,opt,name=kv_tokens,json=kvTokens,proto3" json:"kv_tokens,omitempty"`                                                // capacity; 0 = not exported
 	FreeTokens             int32   `protobuf:"varint,20,opt,name=free_tokens,json=freeTokens,proto3" json:"free_tokens,omitempty"`                                          // that a new request may take; 0 while nothing may start
 	// What the agent started, by its own count.
-	InflightRequests int32 `protobuf:"varint,21,opt,name=inflight_requests,json=inflightRequests,proto3" json:"inflight_requests,omitempty"` // between claim and settled record; a drain waits for 0
-	LedgerRequests   int32 `protobuf:"varint,22,opt,name=ledger_requests,json=ledgerRequests,proto3" json:"ledger_requests,omitempty"`       // at the engine
-	LedgerTokens     int32 `protobuf:"varint,23,opt,name=ledger_tokens,json=ledgerTokens,proto3" json:"ledger_tokens,omitempty"`             // of them, prompt and output
-	PendingTokens    int32 `protobuf:"varint,24,opt,name=pending_tokens,json=pendingTokens,proto3" json:"pending_tokens,omitempty"`          // prompt tokens without a first token
-	PendingSequences int32 `protobuf:"varint,25,opt,name=pending_sequences,json=pendingSequences,proto3" json:"pending_sequences,omitempty"`
-	UnseenTokens     int32 `protobuf:"varint,26,opt,name=unseen_tokens,json=unseenTokens,proto3" json:"unseen_tokens,omitempty"` // started, and not in the KV gauge yet
-	HeldRequests     int32 `protobuf:"varint,27,opt,name=held_requests,json=heldRequests,proto3" json:"held_requests,omitempty"` // delivered, held since room is about to come
+	InflightRequests int32   `protobuf:"varint,21,opt,name=inflight_requests,json=inflightRequests,proto3" json:"inflight_requests,omitempty"` // between claim and settled record; a drain waits for 0
+	LedgerRequests   int32   `protobuf:"varint,22,opt,name=ledger_requests,json=ledgerRequests,proto3" json:"ledger_requests,omitempty"`       // at the engine
+	LedgerTokens     int32   `protobuf:"varint,23,opt,name=ledger_tokens,json=ledgerTokens,proto3" json:"ledger_tokens,omitempty"`             // of them, prompt and output
+	PendingTokens    int32   `protobuf:"varint,24,opt,name=pending_tokens,json=pendingTokens,proto3" json:"pending_tokens,omitempty"`          // prompt tokens without a first token
+	PendingSequences int32   `protobuf:"varint,25,opt,name=pending_sequences,json=pendingSequences,proto3" json:"pending_sequences,omitempty"`
+	UnseenTokens     int32   `protobuf:"varint,26,opt,name=unseen_tokens,json=unseenTokens,proto3" json:"unseen_tokens,omitempty"`  // started, and not in the KV gauge yet
+	HeldRequests     int32   `protobuf:"varint,27,opt,name=held_requests,json=heldRequests,proto3" json:"held_requests,omitempty"`  // delivered, held since room is about to come
+	StartSeconds     float64 `protobuf:"fixed64,28,opt,name=start_seconds,json=startSeconds,proto3" json:"start_seconds,omitempty"` // predicted wait of a request that comes now; 0 = none, or not known
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -281,6 +282,13 @@ func (x *EngineState) GetUnseenTokens() int32 {
 func (x *EngineState) GetHeldRequests() int32 {
 	if x != nil {
 		return x.HeldRequests
+	}
+	return 0
+}
+
+func (x *EngineState) GetStartSeconds() float64 {
+	if x != nil {
+		return x.StartSeconds
 	}
 	return 0
 }
@@ -1268,7 +1276,7 @@ var File_penstock_v1_agent_proto protoreflect.FileDescriptor
 
 const file_penstock_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x17penstock/v1/agent.proto\x12\vpenstock.v1\"\xad\a\n" +
+	"\x17penstock/v1/agent.proto\x12\vpenstock.v1\"\xd2\a\n" +
 	"\vEngineState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06models\x18\x02 \x03(\tR\x06models\x12\x12\n" +
@@ -1299,7 +1307,8 @@ const file_penstock_v1_agent_proto_rawDesc = "" +
 	"\x0epending_tokens\x18\x18 \x01(\x05R\rpendingTokens\x12+\n" +
 	"\x11pending_sequences\x18\x19 \x01(\x05R\x10pendingSequences\x12#\n" +
 	"\runseen_tokens\x18\x1a \x01(\x05R\funseenTokens\x12#\n" +
-	"\rheld_requests\x18\x1b \x01(\x05R\fheldRequests\"%\n" +
+	"\rheld_requests\x18\x1b \x01(\x05R\fheldRequests\x12#\n" +
+	"\rstart_seconds\x18\x1c \x01(\x01R\fstartSeconds\"%\n" +
 	"\x0fGetStateRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"F\n" +
 	"\x10GetStateResponse\x122\n" +
