@@ -86,7 +86,9 @@ type Agent struct {
 	told      Health       // what listeners heard last; the watch goroutine's
 	taking    []string     // models whose lanes are subscribed; the watch goroutine's
 	awayUntil atomic.Int64 // unix nanoseconds before which a store that is away is not logged again
-	stumbled  atomic.Pointer[StoreFailure]
+
+	scraped, watched atomic.Int64 // unix nanoseconds of the loops' last rounds, for Progress
+	stumbled         atomic.Pointer[StoreFailure]
 }
 
 // New checks cfg, registers the metrics and starts nothing.
@@ -190,9 +192,17 @@ func (a *Agent) Condition(now time.Time) reason.Reason {
 // DebugState shows the inputs and reasons of the last verdicts, as a State.
 func (a *Agent) DebugState() any { return a.state(time.Now(), remembered) }
 
+// Progress is when the slower of the agent's two loops last came round, the one that
+// reads the engine's page, whatever came of it, and the one that follows its
+// condition. Where it stands still the process hangs.
+func (a *Agent) Progress() time.Time {
+	return time.Unix(0, min(a.scraped.Load(), a.watched.Load()))
+}
+
 // observe is the scraper's good sample.
 func (a *Agent) observe(s scheduler.Sample) {
 	now := time.Now()
+	defer a.scraped.Store(now.UnixNano()) // only once the core has taken it
 	changed, back := a.core.observe(now, s, a.peers(now))
 	if changed {
 		kick(a.changed)
@@ -203,7 +213,8 @@ func (a *Agent) observe(s scheduler.Sample) {
 }
 
 // bad is the scraper's sample that could not be read.
-func (a *Agent) bad(_ time.Time, err error) {
+func (a *Agent) bad(at time.Time, err error) {
+	defer a.scraped.Store(at.UnixNano())
 	a.core.mu.Lock()
 	a.core.bad = err
 	failed := !a.core.failed.IsZero()
@@ -216,6 +227,7 @@ func (a *Agent) bad(_ time.Time, err error) {
 // watch follows the condition: subscribes lanes, tells health listeners and the
 // directory, and ends plain requests of an engine nobody sees.
 func (a *Agent) watch(_ context.Context, now time.Time) {
+	defer a.watched.Store(now.UnixNano())
 	if a.core.look(now, a.peers(now)) {
 		kick(a.put)
 	}

@@ -282,6 +282,9 @@ func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
 func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
 	ctx, done := context.WithTimeout(context.WithoutCancel(x.r.Context()), storeWait)
 	defer done()
+	if x.g.deps.Abort != nil && !onlyIfQueued {
+		x.g.deps.Abort(x.id)
+	}
 	c, err := x.g.deps.Records.Cancel(ctx, x.id, onlyIfQueued)
 	if err != nil {
 		x.g.warn("cancel", err)

@@ -51,6 +51,9 @@ type Deps struct {
 	// Address is the reply address of request id below the mailbox reply, where one
 	// mailbox is several streams; optional.
 	Address func(reply, id string) string
+	// Abort tells the agents that a request is over by a way beside the record store,
+	// whose cancel is the truth; it does not wait. Optional.
+	Abort func(id string)
 	// Rows returns the engines' rows; optional.
 	Rows func() []fleet.Row
 	// Cause says on one line why an engine takes no work; "" = not known, or it does.

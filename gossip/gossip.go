@@ -104,7 +104,7 @@ func (g *Gossip) Reload() error {
 	}
 	g.reload.Lock()
 	defer g.reload.Unlock()
-	keys, err := readKeys(g.cfg.KeyFile)
+	keys, err := ReadKeys(g.cfg.KeyFile)
 	if err != nil {
 		return err
 	}

@@ -17,8 +17,9 @@ const (
 	newKey     = "make one with: openssl rand -base64 32"
 )
 
-// readKeys reads a key file; see Reload for its form. Errors never hold a key.
-func readKeys(path string) ([][]byte, error) {
+// ReadKeys reads a key file; Gossip.Reload has its form. The first key is the one that
+// encrypts. Errors never hold a key.
+func ReadKeys(path string) ([][]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("gossip: key file: %w; %s", err, newKey)

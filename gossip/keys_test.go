@@ -40,7 +40,7 @@ func TestKeyFile(t *testing.T) {
 			if err := os.WriteFile(path, []byte(tc.page), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			keys, err := readKeys(path)
+			keys, err := ReadKeys(path)
 			switch {
 			case tc.want == "" && (err != nil || len(keys) != 2):
 				t.Errorf("%d keys, %v; want two", len(keys), err)
@@ -51,7 +51,7 @@ func TestKeyFile(t *testing.T) {
 			}
 		})
 	}
-	if _, err := readKeys(t.TempDir() + "/none"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := ReadKeys(t.TempDir() + "/none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing file: %v", err)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"penstock/queue/rocketmq"
 	registryredis "penstock/registry/redis"
 	responseredis "penstock/response/redis"
+	"penstock/systemd"
 )
 
 func newAgent() *cobra.Command {
@@ -51,7 +52,11 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 			}
 			cfg.SetEngine(text("engine"))
 			cfg.Engine.APIKey = opts.engineKey
-			return runAgent(cmd.Context(), opts, cfg, back, newLogger(cmd.ErrOrStderr(), opts))
+			others, err := readGossip(cmd.Flags(), cfg.Node)
+			if err != nil {
+				return usage("%w", err)
+			}
+			return runAgent(cmd.Context(), opts, cfg, back, others, newLogger(cmd.ErrOrStderr(), opts))
 		},
 	}
 	f := cmd.Flags()
@@ -64,11 +69,12 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
 	commonFlags(f)
 	backendFlags(f)
+	gossipFlags(f, "127.0.0.1:4783")
 	return cmd
 }
 
 // runAgent wires an agent to the fleet's broker and store, and runs it.
-func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backends, log *slog.Logger) error {
+func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backends, gossips *gossipOptions, log *slog.Logger) error {
 	ls, err := listenAll(
 		listenerFlag{"--grpc", opts.grpc}, listenerFlag{"--admin", opts.admin}, listenerFlag{"--metrics", opts.metrics})
 	if err != nil {
@@ -77,6 +83,12 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	defer closeAll(ls)
 	metrics := newMetrics()
 	var node *agent.Agent
+	others, err := newNeighbours(gossips,
+		func(now time.Time) fleet.Row { return node.Row(now) }, func(id, attempt string) { node.Cancel(id, attempt) }, log, metrics)
+	if err != nil {
+		return usage("%w", err)
+	}
+	defer others.close()
 	back.registry.Cancel = func(owner, id, attempt string) {
 		if owner == cfg.Node || owner == "" {
 			node.Cancel(id, attempt)
@@ -106,7 +118,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	}
 	node, err = agent.New(cfg, agent.Deps{
 		Records: records, Directory: records, Consumer: lanes, Append: mail.Append, Flush: mail.Flush,
-		Peers:   func() []fleet.Row { return nil },
+		Peers:   others.Rows,
 		Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": cfg.Node}, metrics), Log: log,
 	})
 	if err != nil {
@@ -148,7 +160,8 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			return node.Run(ctx)
 		}},
 		[]part{
-			mail.Run, records.Run, watchReady(log, logged.all),
+			mail.Run, records.Run, others.Run, watchReady(log, logged.all),
+			(&systemd.Service{Ready: logged.all, Progress: node.Progress, Reload: others.Reload, Stopping: ctx.Done(), Log: log}).Run,
 			func(ctx context.Context) error { return records.Watch(ctx, lanes.SetLanes) },
 			func(ctx context.Context) error { return health.Serve(ctx, ls[0]) },
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },

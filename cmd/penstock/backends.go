@@ -37,8 +37,6 @@ func backendFlags(f *pflag.FlagSet) {
 	f.String("rocketmq-ca-file", "", `certificate authority of the proxy, "system" for the system's; without it the connection is plain`)
 	f.String("redis", "127.0.0.1:6379", "HOST:PORT of the Redis primary, or redis(s)://user:password@HOST:PORT/DB")
 	f.String("redis-password-file", "", "file with the Redis password")
-	f.String("gossip", "", "address of gossip; accepted, and not used before agents gossip")
-	f.StringSlice("join", nil, "addresses of other members; accepted, and not used before agents gossip")
 }
 
 // backendOptions reads the flags after config.Load.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +14,7 @@ import (
 	"penstock/queue/rocketmq"
 	registryredis "penstock/registry/redis"
 	responseredis "penstock/response/redis"
+	"penstock/systemd"
 )
 
 func newGateway() *cobra.Command {
@@ -32,7 +34,13 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 			if err != nil {
 				return usage("%w", err)
 			}
-			return runGateway(cmd.Context(), opts, back, newLogger(cmd.ErrOrStderr(), opts))
+			host, _ := os.Hostname()
+			address, _ := cmd.Flags().GetString("gossip")
+			others, err := readGossip(cmd.Flags(), "gateway@"+host+"/"+address)
+			if err != nil {
+				return usage("%w", err)
+			}
+			return runGateway(cmd.Context(), opts, back, others, newLogger(cmd.ErrOrStderr(), opts))
 		},
 	}
 	f := cmd.Flags()
@@ -42,11 +50,12 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 	doorFlags(f)
 	commonFlags(f)
 	backendFlags(f)
+	gossipFlags(f, "127.0.0.1:4786")
 	return cmd
 }
 
 // runGateway wires a gateway to the fleet's broker and store, and runs it.
-func runGateway(ctx context.Context, opts *options, back *backends, log *slog.Logger) error {
+func runGateway(ctx context.Context, opts *options, back *backends, gossips *gossipOptions, log *slog.Logger) error {
 	ls, err := listenAll(
 		listenerFlag{"--listen", opts.listen}, listenerFlag{"--admin", opts.admin}, listenerFlag{"--metrics", opts.metrics})
 	if err != nil {
@@ -54,6 +63,11 @@ func runGateway(ctx context.Context, opts *options, back *backends, log *slog.Lo
 	}
 	defer closeAll(ls)
 	metrics := newMetrics()
+	others, err := newNeighbours(gossips, nil, nil, log, metrics)
+	if err != nil {
+		return usage("%w", err)
+	}
+	defer others.close()
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
 		return usage("%w", err)
@@ -72,6 +86,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, log *slog.Lo
 	cfg.Listen, cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys = ls[0].Addr().String(), opts.sloTTFT, opts.refuseLaw, opts.grace, opts.keys
 	door, err := gateway.New(cfg, gateway.Deps{
 		Records: records, Directory: records, Publish: lanes.Publish, OpenMailbox: mail.Open, Address: mail.Address,
+		Rows: others.Rows, Abort: others.Abort,
 		Metrics: metrics, Log: log,
 	})
 	if err != nil {
@@ -93,7 +108,8 @@ func runGateway(ctx context.Context, opts *options, back *backends, log *slog.Lo
 	return inOrder(ctx,
 		[]part{func(ctx context.Context) error { return door.Serve(ctx, ls[0]) }},
 		[]part{
-			mail.Run, lanes.Run, records.Run, watchReady(log, parts.all),
+			mail.Run, lanes.Run, records.Run, others.Run, watchReady(log, parts.all),
+			(&systemd.Service{Ready: parts.all, Reload: others.Reload, Stopping: ctx.Done(), Log: log}).Run,
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
 			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
 		})

@@ -149,13 +149,13 @@ func newFleet() (*fleet, error) {
 		step := map[string]string{alpha: "10ms", beta: slowToken.String()}[model]
 		e := engine(fmt.Sprintf("engine%d", i), model, step, 12+i)
 		a := newPart(fmt.Sprintf("node%d", i), "agent", "--node", fmt.Sprintf("node%d", i), "--engine", e.url, "--rocketmq", addr(5), "--redis", addr(10),
-			"--grpc", addr(20+5*i), "--admin", addr(21+5*i), "--metrics", addr(22+5*i))
+			"--grpc", addr(20+5*i), "--admin", addr(21+5*i), "--metrics", addr(22+5*i), "--gossip", addr(23+5*i), "--join", addr(23))
 		a.admin = "http://" + addr(21+5*i)
 		f.engines, f.agents = append(f.engines, e), append(f.agents, a)
 	}
 	for i := range 2 {
 		g := newPart(fmt.Sprintf("gateway%d", i), "gateway", "--listen", addr(40+5*i), "--rocketmq", addr(5), "--redis", addr(10), "--api-keys", keyFile,
-			"--admin", addr(41+5*i), "--metrics", addr(42+5*i))
+			"--admin", addr(41+5*i), "--metrics", addr(42+5*i), "--gossip", addr(43+5*i), "--join", addr(23))
 		g.url, g.admin = "http://"+addr(40+5*i), "http://"+addr(41+5*i)
 		f.gateways = append(f.gateways, g)
 	}

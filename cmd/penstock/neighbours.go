@@ -1,0 +1,316 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+
+	"penstock/abort"
+	"penstock/fleet"
+	"penstock/gossip"
+)
+
+const (
+	// rowsEvery is how old a snapshot of the rows may be: gateways look per request.
+	rowsEvery = 20 * time.Millisecond
+	// sendEvery bounds --gossip-interval.
+	sendLeast, sendMost = 50 * time.Millisecond, time.Second
+)
+
+// gossipOptions are the flags of gossipFlags, checked.
+type gossipOptions struct {
+	address  string
+	interval time.Duration
+	cfg      gossip.Config
+}
+
+func gossipFlags(f *pflag.FlagSet, address string) {
+	f.String("gossip", address, `address of gossip, TCP and UDP; "" for none`)
+	f.String("gossip-advertise", "", "IP[:PORT] that other members reach this one at (default: --gossip's, or the default route's)")
+	f.StringSlice("join", nil, "HOST:PORT of members to join, such as a DNS name that stands for all agents")
+	f.String("gossip-key-file", "", "file with the fleet's base64 keys, a line each, the first encrypts; read again at SIGHUP")
+	f.String("gossip-label", "penstock", "name of the fleet: packets of others are dropped")
+	f.StringSlice("gossip-cidr", nil, "networks members may come from (default: any)")
+	f.Duration("gossip-interval", 200*time.Millisecond, "how often an agent sends its engine's row")
+}
+
+func readGossip(f *pflag.FlagSet, name string) (*gossipOptions, error) {
+	text := func(name string) string { v, _ := f.GetString(name); return v }
+	o := &gossipOptions{address: text("gossip"), cfg: gossip.DefaultConfig()}
+	o.interval, _ = f.GetDuration("gossip-interval")
+	if o.interval < sendLeast || o.interval > sendMost {
+		return nil, fmt.Errorf("--gossip-interval %v: want %v to %v", o.interval, sendLeast, sendMost)
+	}
+	o.cfg.Name, o.cfg.Label, o.cfg.KeyFile, o.cfg.Advertise = name, text("gossip-label"), text("gossip-key-file"), text("gossip-advertise")
+	o.cfg.Join, _ = f.GetStringSlice("join")
+	o.cfg.CIDRs, _ = f.GetStringSlice("gossip-cidr")
+	if o.address == "" {
+		if len(o.cfg.Join) > 0 {
+			return nil, fmt.Errorf("--join %q needs --gossip HOST:PORT", o.cfg.Join)
+		}
+		return o, nil
+	}
+	return o, o.cfg.Validate()
+}
+
+// neighbours is the fleet as gossip shows it: the rows of all engines, and the aborts
+// that travel. It translates between gossip's bytes, fleet's table and abort's router.
+type neighbours struct {
+	opts   *gossipOptions
+	log    *slog.Logger
+	gossip *gossip.Gossip
+	listen *gossip.Listener
+	router *abort.Router
+	keys   atomic.Pointer[abort.Keys]
+	cancel func(id, attempt string) // an abort arrived
+	own    func(now time.Time) fleet.Row
+
+	mu    sync.Mutex // guards table
+	table *fleet.Table
+
+	seen   atomic.Pointer[snapshot]
+	rows   *prometheus.CounterVec
+	aborts *prometheus.CounterVec
+}
+
+// snapshot is the rows as of a moment. Nobody changes it.
+type snapshot struct {
+	at   time.Time
+	rows []fleet.Row
+}
+
+// newNeighbours opens the gossip address; nil where there is none. own is the row of
+// this process's engine, nil for a gateway; cancel stops a request that runs here.
+func newNeighbours(opts *gossipOptions, own func(time.Time) fleet.Row, cancel func(id, attempt string), log *slog.Logger, metrics prometheus.Registerer) (*neighbours, error) {
+	if opts.address == "" {
+		return nil, nil
+	}
+	n := &neighbours{opts: opts, log: log, own: own, cancel: cancel, router: abort.NewRouter(opts.cfg.Name)}
+	owner := uint64(0)
+	if own != nil {
+		owner = fleet.ID(opts.cfg.Name)
+	}
+	n.table = fleet.NewTable(owner, uint64(time.Now().UnixMilli()))
+	n.metrics(metrics)
+	if err := n.readKeys(); err != nil {
+		return nil, fmt.Errorf("--gossip-key-file: %w", err)
+	}
+	var err error
+	if n.gossip, err = gossip.New(opts.cfg, n, n.receive, log, metrics); err != nil {
+		return nil, err
+	}
+	if n.listen, err = gossip.Listen(opts.address); err != nil {
+		return nil, usage("--gossip %s: %w", opts.address, err)
+	}
+	return n, nil
+}
+
+func (n *neighbours) metrics(reg prometheus.Registerer) {
+	n.rows = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_gossip_rows_total", Help: "Rows heard, by what became of them."}, []string{"outcome"})
+	n.aborts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_gossip_aborts_total", Help: "Aborts heard by gossip, by what became of them."}, []string{"outcome"})
+	for _, outcome := range []string{"taken", "refused"} {
+		n.rows.WithLabelValues(outcome)
+	}
+	n.aborts.WithLabelValues("delivered")
+	n.aborts.WithLabelValues("known")
+	for _, f := range abort.Faults() {
+		n.aborts.WithLabelValues(f.String())
+	}
+	age := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "penstock_gossip_row_age_seconds", Help: "Age of the oldest row that is not forgotten."}, func() float64 {
+		now, oldest := time.Now(), time.Duration(0)
+		for _, r := range n.Rows() {
+			oldest = max(oldest, now.Sub(r.At))
+		}
+		return oldest.Seconds()
+	})
+	reg.MustRegister(n.rows, n.aborts, age)
+}
+
+// readKeys derives the abort messages' keys from the gossip keys.
+func (n *neighbours) readKeys() error {
+	var secrets [][]byte
+	if n.opts.cfg.KeyFile != "" {
+		var err error
+		if secrets, err = gossip.ReadKeys(n.opts.cfg.KeyFile); err != nil {
+			return err
+		}
+	}
+	keys, err := abort.NewKeys(secrets...)
+	if err == nil {
+		n.keys.Store(&keys)
+	}
+	return err
+}
+
+// Reload reads the key file again; after an error the keys are the old ones.
+func (n *neighbours) Reload() error {
+	if n == nil {
+		return nil
+	}
+	if err := n.gossip.Reload(); err != nil {
+		return err
+	}
+	return n.readKeys()
+}
+
+// Run gossips until ctx ends; an agent sends its row every interval.
+func (n *neighbours) Run(ctx context.Context) error {
+	if n == nil {
+		<-ctx.Done()
+		return nil
+	}
+	if n.own != nil {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		wg.Go(func() { n.send(ctx) })
+	}
+	return n.gossip.Run(ctx, n.listen)
+}
+
+func (n *neighbours) send(ctx context.Context) {
+	tick := time.NewTicker(n.opts.interval)
+	defer tick.Stop()
+	b := make([]byte, 0, fleet.MaxSize)
+	for {
+		now := time.Now()
+		n.mu.Lock()
+		row := n.table.Own(now, n.own(now))
+		n.mu.Unlock()
+		b = fleet.AppendRow(b[:0], &row, now)
+		_ = n.gossip.Send(b) // a row is never too long
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// close is for neighbours that never run: Run closes the listener too.
+func (n *neighbours) close() {
+	if n != nil {
+		_ = n.listen.Close()
+	}
+}
+
+// Rows are all engines heard of in the last minute, the own one too. The caller
+// changes nothing in it.
+func (n *neighbours) Rows() []fleet.Row {
+	if n == nil {
+		return nil
+	}
+	now := time.Now()
+	if s := n.seen.Load(); s != nil && now.Sub(s.at) < rowsEvery {
+		return s.rows
+	}
+	n.mu.Lock()
+	s := &snapshot{at: now, rows: n.table.Rows(now)}
+	n.mu.Unlock()
+	n.seen.Store(s)
+	return s.rows
+}
+
+// Abort tells all agents that a request is over. It never waits: the record's cancel
+// is the truth, this is only faster.
+func (n *neighbours) Abort(id string) {
+	if n == nil {
+		return
+	}
+	m := n.router.Message(id, "", "")
+	n.router.Route(time.Now(), m)
+	b, err := abort.Append(nil, &m, *n.keys.Load())
+	if err == nil {
+		err = n.gossip.Broadcast(b)
+	}
+	if err != nil {
+		n.log.Debug("abort not gossiped", "id", id, "err", err)
+	}
+}
+
+// receive takes what another member sent.
+func (n *neighbours) receive(msg []byte) { _ = n.take(time.Now(), msg) }
+
+// take takes one row, table or abort. Gossip tells aborts on by itself.
+func (n *neighbours) take(now time.Time, msg []byte) error {
+	if len(msg) > 0 && msg[0] == abort.Kind {
+		m, err := abort.Parse(msg, *n.keys.Load())
+		if err != nil {
+			var fault abort.Fault
+			errors.As(err, &fault)
+			n.aborts.WithLabelValues(fault.String()).Inc()
+			return err
+		}
+		if deliver, _ := n.router.Route(now, m); !deliver {
+			n.aborts.WithLabelValues("known").Inc()
+			return nil
+		}
+		n.aborts.WithLabelValues("delivered").Inc()
+		if n.cancel != nil {
+			n.cancel(m.ID, m.Attempt)
+		}
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var err error
+	if len(msg) > 0 && msg[0] == fleet.KindTable {
+		err = n.table.Merge(now, msg)
+	} else {
+		err = n.table.Receive(now, msg)
+	}
+	if err != nil {
+		n.rows.WithLabelValues("refused").Inc()
+		return err
+	}
+	n.rows.WithLabelValues("taken").Inc()
+	return nil
+}
+
+// MarshalBinary is the whole state for who joins: frames of 4 bytes of length and a
+// table or an abort.
+func (n *neighbours) MarshalBinary() ([]byte, error) {
+	now := time.Now()
+	frame := func(state []byte, add func([]byte) []byte) []byte {
+		at := len(state)
+		state = add(append(state, 0, 0, 0, 0))
+		binary.BigEndian.PutUint32(state[at:], uint32(len(state)-at-4))
+		return state
+	}
+	n.mu.Lock()
+	state := frame(nil, func(b []byte) []byte { return n.table.AppendTable(b, now) })
+	n.mu.Unlock()
+	for _, m := range n.router.Active(now) {
+		state = frame(state, func(b []byte) []byte {
+			if whole, err := abort.Append(b, &m, *n.keys.Load()); err == nil {
+				b = whole
+			}
+			return b
+		})
+	}
+	return state, nil
+}
+
+// Merge takes another's whole state: what can be read of it, and the first error.
+func (n *neighbours) Merge(state []byte) (first error) {
+	now := time.Now()
+	for len(state) > 0 {
+		if len(state) < 4 || uint64(len(state)-4) < uint64(binary.BigEndian.Uint32(state)) {
+			return errors.Join(first, errors.New("state of another member is cut short"))
+		}
+		size := binary.BigEndian.Uint32(state)
+		if err := n.take(now, slices.Clone(state[4:4+size])); err != nil && first == nil {
+			first = err
+		}
+		state = state[4+size:]
+	}
+	return first
+}
