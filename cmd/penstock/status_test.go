@@ -2,10 +2,20 @@ package main
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"penstock/agent"
 	penstockv1 "penstock/proto/penstock/v1"
 	"penstock/vllm/vllmtest"
 )
@@ -118,5 +128,48 @@ func TestStatusOfFaults(t *testing.T) {
 	}
 	if code, out, problem := penstock("status", "lanes"); code != exitOK || !strings.Contains(out, "default") || !strings.Contains(out, "tiny") {
 		t.Errorf("status lanes: code %d, %q %q; want the model's lane", code, out, problem)
+	}
+}
+
+// TestStatusOverTLS: flags of both sides, with one certificate that signs itself.
+func TestStatusOverTLS(t *testing.T) {
+	t.Parallel()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file := func(name, kind string, content []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	cert, keyFile := file("cert.pem", "CERTIFICATE", der), file("key.pem", "PRIVATE KEY", private)
+	p := startProcess(t, func(o *options) { o.grpcKeys = agent.GRPCConfig{Cert: cert, Key: keyFile, ClientCA: cert} }, vllmtest.Start(t).URL())
+	for _, with := range [][]string{nil, {"--ca", cert}, {"--ca", cert, "--cert", cert, "--key", keyFile}} {
+		var out, problem bytes.Buffer
+		args := append([]string{"status", "--grpc", p.grpcListener.Addr().String()}, with...)
+		if code := run(args, &out, &problem); code != exitOK || !strings.HasPrefix(out.String(), "the engine is open\n") {
+			t.Errorf("%v: code %d, %q %q; want the engine open", args, code, out.String(), problem.String())
+		}
+	}
+	var out, problem bytes.Buffer
+	if code := run([]string{"status", "--grpc", p.grpcListener.Addr().String(), "--ca", "system"}, &out, &problem); code != exitUnreachable || !strings.Contains(problem.String(), "unknown authority") {
+		t.Errorf("another authority: code %d, %q; want that it is unknown", code, problem.String())
 	}
 }
