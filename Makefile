@@ -1,11 +1,15 @@
 TOOLS_BIN ?= $(CURDIR)/.tools/bin
 export TOOLS_BIN
+# go-nvml's headers mark what old drivers need as deprecated.
+export CGO_CFLAGS = -g -O2 -Wno-deprecated-declarations
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-build: ## the binary, into bin/
+build: ## the binary, into bin/; with gcc also penstock-nvml, which reads GPUs
 	CGO_ENABLED=0 go build -trimpath -o bin/penstock ./cmd/penstock
+	@if command -v gcc > /dev/null; then set -x; CGO_ENABLED=1 go build -trimpath -o bin/penstock-nvml ./cmd/penstock-nvml; \
+	else echo "no gcc: bin/penstock-nvml is not built; penstock runs without it"; fi
 
 test: lint ## lint, then every test under -race
 	go test -race -shuffle=on ./...

@@ -196,7 +196,7 @@ func (v *view) judge(l *wire.Line) {
 			s.State = g.State
 		}
 	}
-	if s.Reason == reason.GPUFault {
+	if s.Reason == reason.GPUFault && s.Detail == "" {
 		for _, g := range s.GPUs {
 			if g.Fault != 0 {
 				s.Detail = fmt.Sprintf("GPU %d: XID %d, %s", g.Index, g.Fault, lookup(g.Fault).text)
@@ -245,6 +245,9 @@ func (v *view) recovered(now time.Time) {
 		}
 		g.Fault = 0
 		s.GPUs = append(s.GPUs, g)
+	}
+	if s.State.reads() || s.State == Lost {
+		s.Detail = "" // it was about what is forgotten
 	}
 	v.last = s
 	v.judge(nil)
