@@ -44,6 +44,7 @@ var allowed = map[string][]string{
 	"scraper/nvml":      {"reason", "scraper/nvml/wire"},
 	"scraper/nvml/wire": {},
 
+	"sim":            {"scheduler", "lane", "cost", "reason", "fleet", "registry/door", "sim/engine"},
 	"sim/engine":     {},
 	"vllm":           {"reason"},
 	"vllm/simengine": {"sim/engine"},

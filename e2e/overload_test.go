@@ -15,7 +15,7 @@ import (
 // quarter, four bytes for each token, 16 requests per second.
 func workload(t *testing.T, rate float64, span time.Duration) []load.Arrival {
 	t.Helper()
-	file, err := os.Open("testdata/azure_llm_2023_conv.csv")
+	file, err := os.Open("../sim/traces/azure_llm_2023_conv.csv")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func main() {
 func run() error {
 	url := flag.String("url", "http://127.0.0.1:8000", "server")
 	model := flag.String("model", "tiny", "model name")
-	trace := flag.String("trace", "e2e/testdata/azure_llm_2023_conv.csv", "Azure 2023 trace")
+	trace := flag.String("trace", "sim/traces/azure_llm_2023_conv.csv", "Azure 2023 trace")
 	rate := flag.Float64("rate", 12, "requests per second")
 	span := flag.Duration("span", 40*time.Second, "length of the run")
 	divide := flag.Int("divide", 4, "trace lengths are divided by this")

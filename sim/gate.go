@@ -1,0 +1,225 @@
+package sim
+
+import (
+	"strconv"
+	"time"
+
+	"penstock/cost"
+	"penstock/fleet"
+	"penstock/lane"
+	"penstock/reason"
+	"penstock/registry/door"
+	"penstock/scheduler"
+)
+
+// What production configures: gateway's limits and the defaults of agent's room.
+const (
+	sloTTFT     = 2 * time.Second
+	sloTPOT     = 100 * time.Millisecond
+	deadline    = 30 * time.Second
+	leastLimit  = 250 * time.Millisecond // the door's limit is never below
+	keepRate    = 30 * time.Second       // the last drain rate serves so long
+	roomSize    = 8
+	roomPerLane = 2
+	roomHold    = 500 * time.Millisecond
+	model       = "m"
+)
+
+// gate is penstock: the gateway's door, lanes in memory and one agent per engine.
+type gate struct {
+	w      *world
+	oracle bool // lengths are known
+	door   *door.Door
+	prices *cost.Estimator
+	lines  []*line
+	agents []*agent
+	rate   float64 // last drain rate that was known
+	rateAt time.Duration
+	last   int // agent that got the last delivery
+}
+
+// ticket is a visit inside the gate.
+type ticket struct {
+	v        *visit
+	line     *line
+	agent    *agent // that has it
+	req      scheduler.Request
+	tokens   int
+	forecast door.Forecast
+	counted  bool // in the door's backlog
+	due      time.Duration
+	hold     scheduler.Verdict
+	entered  time.Duration // the room
+	slot     scheduler.Slot
+	begun    bool // its first token was told
+}
+
+// line is a lane in memory: its next head is out once the one before has started or left.
+type line struct {
+	key      lane.Key
+	own      door.Share
+	waiting  []*ticket // by order of arrival
+	deciding *ticket
+	alarm    time.Duration
+}
+
+func newGate(w *world, law scheduler.Law, oracle bool) (*gate, error) {
+	prices, err := cost.New(cost.DefaultConfig())
+	if err != nil {
+		return nil, err
+	}
+	g := &gate{w: w, oracle: oracle, door: door.New(epoch), prices: prices}
+	for i := range w.tally.tenants {
+		g.lines = append(g.lines, &line{key: lane.Key{Tier: "default", Type: "chat", Model: model, Tenant: strconv.Itoa(i)}})
+	}
+	cfg := scheduler.DefaultConfig()
+	cfg.Law, cfg.Poll, cfg.SLOTTFT, cfg.SLOTPOT = law, poll, sloTTFT, sloTPOT
+	for i := range w.units {
+		s, err := scheduler.New(cfg, epoch)
+		if err != nil {
+			return nil, err
+		}
+		s.SetMaxModelLen(w.tally.profile.Engine.MaxModelLen)
+		g.agents = append(g.agents, &agent{g: g, unit: i, sched: s})
+	}
+	return g, nil
+}
+
+// arrive is gateway's way in: price, door, lane.
+func (g *gate) arrive(v *visit) {
+	w, l := g.w, g.lines[v.tenant]
+	t := &ticket{v: v, line: l}
+	v.ticket = t
+	t.req = scheduler.Request{
+		Hash: v.hash, PromptTokens: v.guessed(), SafePrompt: v.Prompt, Sequences: 1, Stream: true,
+		ExpectedOut: g.prices.Output(cost.ClassOf(l.key), 0), Class: mix(1, uint64(v.tenant)) | 1, Model: 1,
+		Opened: w.time(), Deadline: w.time().Add(deadline), SLOTTFT: sloTTFT, SLOTPOT: sloTPOT,
+	}
+	if g.oracle {
+		t.req.PromptTokens, t.req.ExpectedOut, t.req.Class, t.req.Model = v.Prompt, v.Output, 0, 0
+	}
+	t.tokens = t.req.PromptTokens + t.req.ExpectedOut
+	rate, firstToken := g.drain()
+	a, f := g.door.Judge(&door.Visitor{
+		ID: strconv.FormatUint(v.hash, 16), Lane: l.key, Fingerprint: mix(2, uint64(v.origin)) | 1, Tokens: t.tokens,
+		Limit: min(max(sloTTFT-firstToken, leastLimit), deadline), Own: l.own, Rate: rate,
+	}, w.time())
+	if a.Reason != reason.OK {
+		w.refuse(v, a.Reason, a.RetryAfter)
+		return
+	}
+	t.forecast = f
+	g.count(t, 1)
+	l.waiting = append(l.waiting, t)
+	g.place(l)
+}
+
+// drain is the engines' rate of taking work, from their rows.
+func (g *gate) drain() (rate float64, firstToken time.Duration) {
+	rows := make([]fleet.Row, len(g.agents))
+	for i, a := range g.agents {
+		rows[i] = a.row
+	}
+	_, rate, firstToken = fleet.Drain(rows, model, g.w.time())
+	switch {
+	case rate > 0:
+		g.rate, g.rateAt = rate, g.w.now
+	case g.w.now-g.rateAt <= keepRate:
+		rate = g.rate
+	}
+	return rate, firstToken
+}
+
+// count moves a ticket into the door's backlog or out of it.
+func (g *gate) count(t *ticket, sign int) {
+	t.counted = sign > 0
+	g.door.Shift(t.line.key, 0, t.tokens, sign, &t.line.own, g.w.time())
+}
+
+// left is a request that leaves the backlog unstarted.
+func (g *gate) left(t *ticket) {
+	if t.counted {
+		g.door.Left(t.line.key, t.forecast, t.req.Opened, g.w.time())
+		g.count(t, -1)
+	}
+}
+
+// place delivers the head of a lane if it is due, as queue/memory does.
+func (g *gate) place(l *line) {
+	if l.deciding != nil || len(l.waiting) == 0 {
+		return
+	}
+	t := l.waiting[0]
+	if t.due > g.w.now {
+		if due := t.due; l.alarm != due {
+			l.alarm = due
+			g.w.at(due, func() {
+				if l.alarm == due {
+					l.alarm = 0
+				}
+				g.place(l)
+			})
+		}
+		return
+	}
+	l.waiting = l.waiting[1:]
+	l.deciding = t
+	g.last = (g.last + 1) % len(g.agents)
+	t.agent = g.agents[g.last]
+	g.w.after(0, func() { t.agent.handle(t) })
+}
+
+// settled is a delivery that comes to its end before or with its start.
+func (g *gate) settled(t *ticket) {
+	if t.line.deciding == t {
+		t.line.deciding = nil
+		g.place(t.line)
+	}
+}
+
+// suspended puts a delivery back into its place in the lane.
+func (g *gate) suspended(t *ticket, after time.Duration) {
+	l := t.line
+	t.agent, t.due = nil, g.w.now+after+suspendLate
+	i := len(l.waiting)
+	for i > 0 && l.waiting[i-1].v.id > t.v.id {
+		i--
+	}
+	l.waiting = append(l.waiting, nil)
+	copy(l.waiting[i+1:], l.waiting[i:])
+	l.waiting[i] = t
+	g.settled(t)
+}
+
+// suspendLate is how much later than asked a suspended message comes back, as
+// measured on RocketMQ 5.5; lanes in memory have about a millisecond.
+const suspendLate = 12 * time.Millisecond
+
+// gone cancels: a queued request is over at once, a running one is cut.
+func (g *gate) gone(v *visit) {
+	t := v.ticket
+	t.req.Aborted = true
+	g.left(t)
+	for i, o := range t.line.waiting {
+		if o == t {
+			t.line.waiting = append(t.line.waiting[:i], t.line.waiting[i+1:]...)
+			g.place(t.line)
+			return
+		}
+	}
+	if t.agent != nil {
+		t.agent.gone(t)
+	}
+}
+
+func (g *gate) token(v *visit) { v.ticket.agent.progress(v.ticket) }
+
+func (g *gate) ended(v *visit) {
+	t := v.ticket
+	t.agent.release(t, v.phase == over)
+	if v.phase == over {
+		g.prices.Learn(cost.ClassOf(t.line.key), 4*t.req.PromptTokens, 0, v.Prompt, v.out)
+	}
+}
+
+func (g *gate) sample(unit int, s scheduler.Sample) { g.agents[unit].sample(s) }

@@ -1,0 +1,174 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"penstock/reason"
+	"penstock/scheduler"
+	"penstock/sim/engine"
+)
+
+// sloGap is the longest pause between two tokens that is still good.
+const sloGap = time.Second
+
+// Figures is what became of the requests that came within the measured span. A
+// request is good once, if one of its attempts has its first token within 2 s of
+// being sent, a mean of at most 100 ms per token and no pause above 1 s.
+type Figures struct {
+	Goodput      float64        `json:"goodput"`       // good requests per second
+	Attainment   float64        `json:"attainment"`    // good ones of all
+	TokenGoodput float64        `json:"token_goodput"` // their tokens per second, prompt and output
+	TTFTp50      float64        `json:"ttft_p50"`      // seconds, of those that had a first token
+	TTFTp99      float64        `json:"ttft_p99"`
+	GapP99       float64        `json:"gap_p99"` // seconds, each request's longest pause
+	Preempted    float64        `json:"preempt_per_1k"`
+	Recomputed   float64        `json:"recomputed_ratio"`   // of all tokens computed
+	Refused      float64        `json:"refused"`            // share that got no token because it was refused
+	Lost         float64        `json:"lost"`               // share that got none because its client went away
+	Quartiles    [4]float64     `json:"quartiles"`          // attainment by prompt length, shortest first, own prefill not counted
+	Tenants      []float64      `json:"tenants,omitempty"`  // goodput of each
+	Verdicts     map[string]int `json:"verdicts,omitempty"` // what the scheduler told heads other than start
+}
+
+// tally counts what happens in a world.
+type tally struct {
+	profile    *Profile
+	tenants    int
+	warm, span time.Duration
+	verdicts   map[string]int
+	turned     []bool         // origins refused at least once
+	before     []engine.Stats // at the end of warm
+}
+
+func (t *tally) sent(v *visit) {
+	for len(t.turned) <= v.origin {
+		t.turned = append(t.turned, false)
+	}
+}
+
+func (t *tally) refused(v *visit, _ reason.Reason) { t.turned[v.origin] = true }
+
+func (t *tally) told(v scheduler.Verdict) {
+	if v.Action != scheduler.Start {
+		t.verdicts[v.Action.String()+" "+v.Reason.String()]++
+	}
+}
+
+// good judges an attempt; one that runs still, by its tokens so far.
+func (v *visit) good(now, ttft time.Duration) bool {
+	if v.first == 0 || v.phase == failed || v.first-v.sent > ttft {
+		return false
+	}
+	gap := v.gap
+	if v.phase == inside {
+		gap = max(gap, now-v.last)
+	}
+	return gap <= sloGap && (v.out < 2 || (v.last-v.first)/time.Duration(v.out-1) <= sloTPOT)
+}
+
+// unloaded is how long a prompt takes on an idle engine.
+func unloaded(c *engine.Config, prompt int) time.Duration {
+	steps := (prompt + c.MaxBatchedTokens - 1) / c.MaxBatchedTokens
+	return time.Duration(steps)*c.Base + time.Duration(prompt)*c.PerPrefillToken
+}
+
+// figures is the sum of a world that has run.
+func (t *tally) figures(w *world, arrivals []arrival) Figures {
+	type outcome struct{ good, own, served bool }
+	all := make([]outcome, len(arrivals))
+	var ttft, gaps []time.Duration
+	inSpan := func(i int) bool { return arrivals[i].At >= t.warm && arrivals[i].At < t.warm+t.span }
+	tokens := 0
+	for _, v := range w.visits {
+		if !inSpan(v.origin) {
+			continue
+		}
+		o := &all[v.origin]
+		if v.first > 0 {
+			o.served = true
+			ttft, gaps = append(ttft, v.first-v.sent), append(gaps, v.gap)
+		}
+		if !o.good && v.good(w.now, sloTTFT) {
+			o.good = true
+			tokens += v.Prompt + v.out
+		}
+		o.own = o.own || v.good(w.now, sloTTFT+unloaded(&t.profile.Engine, v.Prompt))
+	}
+	f := Figures{Verdicts: t.verdicts}
+	if t.tenants > 1 {
+		f.Tenants = make([]float64, t.tenants)
+	}
+	var prompts []int
+	n, good := 0, 0
+	for i, o := range all {
+		if !inSpan(i) {
+			continue
+		}
+		n++
+		prompts = append(prompts, arrivals[i].Prompt)
+		switch {
+		case o.good:
+			good++
+			if t.tenants > 1 {
+				f.Tenants[arrivals[i].tenant] += 1 / t.span.Seconds()
+			}
+		case o.served:
+		case i < len(t.turned) && t.turned[i]:
+			f.Refused++
+		default:
+			f.Lost++
+		}
+	}
+	of := float64(max(n, 1))
+	f.Goodput, f.Attainment, f.TokenGoodput = float64(good)/t.span.Seconds(), float64(good)/of, float64(tokens)/t.span.Seconds()
+	f.Refused, f.Lost = f.Refused/of, f.Lost/of
+	f.TTFTp50, f.TTFTp99, f.GapP99 = quantile(ttft, .5), quantile(ttft, .99), quantile(gaps, .99)
+	t.engines(w, &f)
+	slices.Sort(prompts)
+	var of4, good4 [4]float64
+	for i, o := range all {
+		if inSpan(i) {
+			k := quartile(prompts, arrivals[i].Prompt)
+			if of4[k]++; o.own {
+				good4[k]++
+			}
+		}
+	}
+	for k := range of4 {
+		f.Quartiles[k] = good4[k] / max(of4[k], 1)
+	}
+	return f
+}
+
+// engines fills in what only the engines know.
+func (t *tally) engines(w *world, f *Figures) {
+	var finished, preempted, computed, recomputed uint64
+	for i, u := range w.units {
+		s, b := u.engine.Stats(), t.before[i]
+		finished += s.Finished - b.Finished
+		preempted += s.Preemptions - b.Preemptions
+		computed += s.TokensComputed - b.TokensComputed
+		recomputed += s.TokensRecomputed - b.TokensRecomputed
+	}
+	f.Preempted = 1000 * float64(preempted) / float64(max(finished, 1))
+	f.Recomputed = float64(recomputed) / float64(max(computed, 1))
+}
+
+func quartile(sorted []int, length int) int {
+	for q := 1; q < 4; q++ {
+		if length < sorted[q*len(sorted)/4] {
+			return q - 1
+		}
+	}
+	return 3
+}
+
+// quantile sorts d and gives its q-quantile in seconds, 0 for none.
+func quantile(d []time.Duration, q float64) float64 {
+	if len(d) == 0 {
+		return 0
+	}
+	slices.Sort(d)
+	return d[min(len(d)-1, int(q*float64(len(d))))].Seconds()
+}

@@ -1,0 +1,184 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"penstock/scheduler"
+	"penstock/sim/engine"
+)
+
+// Policy is a way to let requests in, with the settings to try. A report shows the
+// one with the best goodput at each load: no baseline loses by its setting.
+type Policy struct {
+	Name     string
+	settings func(capacity) []setting
+}
+
+type setting struct {
+	name   string
+	engine func(*engine.Config) // nil = as the profile says
+	front  func(w *world) (front, error)
+}
+
+// Policies are the names that FindPolicies knows, penstock's own first.
+func Policies() []string {
+	var names []string
+	for _, p := range policies {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+// FindPolicies looks names up; "all" is every one.
+func FindPolicies(names []string) ([]Policy, error) {
+	if slices.Equal(names, []string{"all"}) {
+		return policies, nil
+	}
+	var found []Policy
+	for _, name := range names {
+		i := slices.IndexFunc(policies, func(p Policy) bool { return p.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no policy %q: choose all or some of %s", name, strings.Join(Policies(), ", "))
+		}
+		found = append(found, policies[i])
+	}
+	return found, nil
+}
+
+var policies = []Policy{
+	{"forecast", gated(scheduler.Forecast, false)},
+	{"oracle", gated(scheduler.Forecast, true)},
+	{"law-watermark", gated(scheduler.Watermark, false)},
+	{"gauge-shed", queued("", rules{pass: gaugeBelow(0.8, 0.8, 5), shed: true})},
+	{"none", none},
+	{"concurrency", concurrency},
+	{"bounded-queue", boundedQueue},
+	{"watermark", queued("0.8/0.7, queue 5", rules{pass: gaugeBelow(0.8, 0.7, 5)})},
+	{"watermark-ttl", watermarkTTL},
+	{"vllm-caps", vllmCaps},
+	{"token-bucket", tokenBucket},
+	{"backpressure", backpressure},
+}
+
+// gated is penstock under a law: the oracle's lengths are the true ones.
+func gated(law scheduler.Law, oracle bool) func(capacity) []setting {
+	return func(capacity) []setting {
+		return []setting{{front: func(w *world) (front, error) { return newGate(w, law, oracle) }}}
+	}
+}
+
+func queued(name string, r rules) func(capacity) []setting {
+	return func(capacity) []setting { return []setting{{name: name, front: inFront(r)}} }
+}
+
+func inFront(r rules) func(*world) (front, error) {
+	return func(w *world) (front, error) { return newQueue(w, r), nil }
+}
+
+// spare is vLLM's --watermark.
+func spare(share float64) func(*engine.Config) {
+	return func(c *engine.Config) { c.Watermark = share }
+}
+
+// none sends everything on at once, to vLLM as it is and with its watermark.
+func none(capacity) []setting {
+	return []setting{
+		{"", nil, inFront(rules{})},
+		{"--watermark 0.05", spare(0.05), inFront(rules{})},
+	}
+}
+
+// concurrency holds at most n requests in each engine and sheds by the same rule as
+// penstock: who can't have a first token in time.
+func concurrency(capacity) (out []setting) {
+	for _, n := range []int{8, 16, 32, 48, 64, 96, 128, 192, 256} {
+		out = append(out, setting{fmt.Sprintf("%d in flight, shed", n), nil, inFront(rules{pass: below(n), shed: true})})
+	}
+	return out
+}
+
+// boundedQueue holds at most n in each engine, the others wait at most ttl.
+func boundedQueue(capacity) (out []setting) {
+	for _, n := range []int{16, 32, 64, 96, 128, 256} {
+		for _, ttl := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second} {
+			out = append(out, setting{fmt.Sprintf("%d in flight, wait %v", n, ttl), nil, inFront(rules{pass: below(n), ttl: ttl})})
+		}
+	}
+	return out
+}
+
+func below(n int) func(*queue, *visit) bool {
+	return func(q *queue, _ *visit) bool { return q.inflight[q.target()] < n }
+}
+
+// watermarkTTL is the gauge's two marks and a wait bounded by the limit of the
+// first token, as gateways with a saturation detector are set up.
+func watermarkTTL(capacity) (out []setting) {
+	for _, ttl := range []time.Duration{time.Second, 2 * time.Second} {
+		out = append(out, setting{fmt.Sprintf("0.8/0.7, queue 5, wait %v", ttl), nil, inFront(rules{pass: gaugeBelow(0.8, 0.7, 5), ttl: ttl})})
+	}
+	return out
+}
+
+// gaugeBelow lets go while the gauges show KV usage below stop and few requests
+// waiting; once shut, not before usage is below reopen.
+func gaugeBelow(stop, reopen float64, waiting int) func(*queue, *visit) bool {
+	return func(q *queue, _ *visit) bool {
+		g := &q.gauges[q.target()]
+		if q.closed = g.KV >= stop || q.closed && g.KV >= reopen; q.closed {
+			return false
+		}
+		return g.Waiting < waiting
+	}
+}
+
+// vllmCaps is vLLM's own refusals, with its watermark: at most so many sequences in
+// flight, and prompt tokens queued by its rule, target TTFT times prefill speed.
+func vllmCaps(c capacity) (out []setting) {
+	rule := sloTTFT.Seconds() * c.prefill
+	for _, seqs := range []int{0, 64, 128, 256} {
+		for _, part := range []float64{0.125, 0.25, 0.5, 1} {
+			out = append(out, setting{
+				name: fmt.Sprintf("--max-num-queued-tokens %d --max-num-queued-reqs %d --watermark 0.05", int(part*rule), seqs),
+				engine: func(e *engine.Config) {
+					e.Watermark, e.MaxQueuedReqs, e.MaxQueuedTokens = 0.05, seqs, int(part*rule)
+				},
+				front: inFront(rules{}),
+			})
+		}
+	}
+	return out
+}
+
+// tokenBucket lets in tokens, prompts and the mean output, at a share of the
+// engine's capacity; a burst of one second; who waits for longer than 2 s is refused.
+func tokenBucket(c capacity) (out []setting) {
+	for _, share := range []float64{0.8, 0.9, 1} {
+		out = append(out, setting{fmt.Sprintf("%.1f of capacity, wait 2s", share), nil, func(w *world) (front, error) {
+			rate := share * c.tokens * float64(len(w.units))
+			return newQueue(w, rules{ttl: sloTTFT, pass: func(q *queue, v *visit) bool {
+				q.level = max(q.level-rate*(w.now-q.leaked).Seconds(), 0)
+				q.leaked = w.now
+				if q.level > rate {
+					return false
+				}
+				q.level += float64(v.guessed()) + c.output
+				return true
+			}}), nil
+		}})
+	}
+	return out
+}
+
+// backpressure lets at most n requests be in an engine without a first token: its
+// queue stays short whatever its memory holds; who waits for longer than 2 s is refused.
+func backpressure(capacity) (out []setting) {
+	for _, n := range []int{1, 2, 4, 8, 16} {
+		pass := func(q *queue, _ *visit) bool { return q.firsts[q.target()] < n }
+		out = append(out, setting{fmt.Sprintf("%d without a first token, wait 2s", n), nil, inFront(rules{pass: pass, ttl: sloTTFT})})
+	}
+	return out
+}

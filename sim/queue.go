@@ -1,0 +1,146 @@
+package sim
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"penstock/reason"
+	"penstock/scheduler"
+)
+
+// rules are how a baseline lets requests in.
+type rules struct {
+	pass func(q *queue, v *visit) bool // whether the first in line may go now; nil = at once
+	ttl  time.Duration                 // longest wait in line; 0 = none
+	shed bool                          // refuse whoever's first token is predicted to come too late
+}
+
+// queue is a baseline: one line, first come first served, before all engines; the
+// next request goes to the engine with the fewest.
+type queue struct {
+	w        *world
+	rules    rules
+	line     []*visit
+	gauges   []scheduler.Sample
+	inflight []int // requests per engine
+	pending  []int // prompt tokens without a first token, per engine
+	firsts   []int // requests without a first token, per engine
+	ahead    []int // by visit: tokens pending when it went, its own included
+	speed    speed
+	closed   bool    // for rules with two marks
+	level    float64 // for rules with a bucket: tokens
+	leaked   time.Duration
+}
+
+func newQueue(w *world, r rules) *queue {
+	n := len(w.units)
+	return &queue{w: w, rules: r, gauges: make([]scheduler.Sample, n), inflight: make([]int, n), pending: make([]int, n), firsts: make([]int, n)}
+}
+
+func (q *queue) arrive(v *visit) {
+	q.line = append(q.line, v)
+	q.pump()
+}
+
+// pump lets in who may.
+func (q *queue) pump() {
+	for len(q.line) > 0 {
+		v, unit := q.line[0], q.target()
+		waited := q.w.now - v.sent
+		switch {
+		case q.rules.ttl > 0 && waited > q.rules.ttl,
+			q.rules.shed && q.speed.known() && waited+q.speed.predict(q.pending[unit]+v.guessed()) > sloTTFT && (waited > 0 || q.firsts[unit] > 0):
+			q.line = q.line[1:]
+			q.w.refuse(v, reason.Overloaded, 0)
+			continue
+		case q.rules.pass != nil && !q.rules.pass(q, v):
+			return
+		}
+		q.line = q.line[1:]
+		q.inflight[unit]++
+		q.firsts[unit]++
+		q.pending[unit] += v.guessed()
+		q.note(v, q.pending[unit])
+		q.w.submit(v, unit)
+	}
+}
+
+func (q *queue) note(v *visit, ahead int) {
+	for uint64(len(q.ahead)) <= v.id {
+		q.ahead = append(q.ahead, 0)
+	}
+	q.ahead[v.id] = ahead
+}
+
+// target is the engine with the fewest requests.
+func (q *queue) target() (unit int) {
+	for i, n := range q.inflight {
+		if n < q.inflight[unit] {
+			unit = i
+		}
+	}
+	return unit
+}
+
+func (q *queue) gone(v *visit) {
+	if i := slices.Index(q.line, v); i >= 0 {
+		q.line = slices.Delete(q.line, i, i+1)
+		return
+	}
+	q.begun(v)
+	q.inflight[v.unit]--
+	q.pump()
+}
+
+// begun takes a visit out of those without a first token.
+func (q *queue) begun(v *visit) {
+	q.firsts[v.unit]--
+	q.pending[v.unit] -= v.guessed()
+}
+
+func (q *queue) token(v *visit) {
+	if v.out == 1 {
+		q.speed.learn(q.ahead[v.id], v.first-v.sent)
+		q.begun(v)
+		q.pump()
+	}
+}
+
+func (q *queue) ended(v *visit) {
+	if v.first == 0 { // the engine's own cap
+		q.begun(v)
+	}
+	q.inflight[v.unit]--
+	q.pump()
+}
+
+func (q *queue) sample(unit int, s scheduler.Sample) {
+	q.gauges[unit] = s
+	q.pump()
+}
+
+// speed predicts the time to a first token from the prompt tokens pending: their
+// least-squares slope, and what the prediction was wrong by, mean and twice the mean
+// deviation.
+type speed struct {
+	xx, xy    float64
+	mean, dev float64
+	n         int
+}
+
+func (s *speed) known() bool { return s.n >= 3 }
+
+func (s *speed) learn(tokens int, took time.Duration) {
+	const keep, gain = 0.99, 0.05
+	x, y := float64(tokens), took.Seconds()
+	s.xx, s.xy = keep*s.xx+x*x, keep*s.xy+x*y
+	e := y - x*s.xy/s.xx
+	s.mean += gain * (e - s.mean)
+	s.dev += gain * (math.Abs(e-s.mean) - s.dev)
+	s.n++
+}
+
+func (s *speed) predict(tokens int) time.Duration {
+	return time.Duration((float64(tokens)*s.xy/s.xx + s.mean + 2*s.dev) * float64(time.Second))
+}

@@ -1,0 +1,201 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Config is one workload on one profile, under some policies and loads.
+type Config struct {
+	Workload *Workload
+	Profile  *Profile
+	Policies []Policy
+	Loads    []float64 // offered requests over the engines' capacity
+	Seed     uint64
+	Shifts   int           // places in the trace to begin at; a figure is the median over them
+	Warm     time.Duration // not measured
+	Span     time.Duration // measured; arrivals go on for Tail after it
+	Clients  Clients
+	Workers  int // worlds at once; 0 = one per CPU. They do not change the result
+}
+
+// Tail is how long arrivals go on after the measured span, so that its last requests
+// live under the same load. What runs after it is judged by its tokens so far.
+const Tail = 30 * time.Second
+
+// DefaultConfig leaves Workload, Profile and Policies to the caller: three shifts of
+// four minutes after one that is not measured, and clients that wait 10 s.
+func DefaultConfig() Config {
+	return Config{
+		Loads: []float64{0.7, 1, 1.5, 2, 3}, Seed: 1, Shifts: 3, Warm: time.Minute, Span: 4 * time.Minute,
+		Clients: Clients{Patience: 10 * time.Second},
+	}
+}
+
+// Validate names the first field that is out of range, its value and the remedy.
+func (c *Config) Validate() error {
+	switch {
+	case c.Workload == nil || c.Profile == nil || len(c.Policies) == 0 || len(c.Loads) == 0:
+		return fmt.Errorf("sim: Workload, Profile, Policies and Loads must be set")
+	case c.Shifts < 1 || c.Shifts > 100:
+		return fmt.Errorf("sim: Shifts is %d; set 1 to 100", c.Shifts)
+	case c.Warm < 0 || c.Warm > time.Hour:
+		return fmt.Errorf("sim: Warm is %v; set 0 to 1h", c.Warm)
+	case c.Span < time.Second || c.Span > time.Hour:
+		return fmt.Errorf("sim: Span is %v; set 1s to 1h", c.Span)
+	case c.Clients.Patience < 0:
+		return fmt.Errorf("sim: Patience is %v; set 0 (never goes away) or more", c.Clients.Patience)
+	case c.Clients.Retries < 0 || c.Clients.Retries > 10:
+		return fmt.Errorf("sim: Retries is %d; set 0 to 10", c.Clients.Retries)
+	}
+	for _, l := range c.Loads {
+		if !(l > 0 && l <= 20) {
+			return fmt.Errorf("sim: a load is %g; set above 0, at most 20", l)
+		}
+	}
+	return nil
+}
+
+// Row is one policy at one load, with its best setting.
+type Row struct {
+	Policy   string  `json:"policy"`
+	Workload string  `json:"workload"`
+	Profile  string  `json:"profile"`
+	Load     float64 `json:"load"`
+	Offered  float64 `json:"offered"` // requests per second
+	Figures
+	Spread  [2]float64 `json:"goodput_spread"` // lowest and highest over the shifts
+	Setting string     `json:"setting,omitempty"`
+}
+
+// Run replays everything and returns the rows by policy, then load. progress hears
+// how many of all worlds are done; it is called from several goroutines.
+func Run(ctx context.Context, cfg Config, progress func(done, all int)) ([]Row, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	c, err := measureCapacity(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	var cells []*cell
+	for i := range cfg.Policies {
+		for _, load := range cfg.Loads {
+			for _, s := range cfg.Policies[i].settings(c) {
+				cells = append(cells, &cell{cfg: &cfg, policy: &cfg.Policies[i], setting: s, load: load, rate: load * c.requests * float64(cfg.Profile.Engines), shifts: make([]Figures, cfg.Shifts)})
+			}
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(cmp.Or(cfg.Workers, runtime.NumCPU()))
+	var done atomic.Int64
+	for _, cell := range cells {
+		for shift := range cfg.Shifts {
+			group.Go(func() error {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				defer func() { progress(int(done.Add(1)), len(cells)*cfg.Shifts) }()
+				return cell.run(shift)
+			})
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return best(cells), nil
+}
+
+// measureCapacity is the median over the shifts.
+func measureCapacity(cfg *Config) (capacity, error) {
+	var all []capacity
+	for shift := range cfg.Shifts {
+		arrivals := cfg.arrivals(20, shift)
+		c, err := saturate(cfg.Profile, arrivals, cfg.Warm, cfg.Span)
+		if err != nil {
+			return c, err
+		}
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b capacity) int { return cmp.Compare(a.requests, b.requests) })
+	return all[len(all)/2], nil
+}
+
+func (c *Config) end() time.Duration { return c.Warm + c.Span + Tail }
+
+// arrivals at rate; what the model could not hold is cut to fit.
+func (c *Config) arrivals(rate float64, shift int) []arrival {
+	a := c.Workload.arrivals(rate, c.end(), c.Seed, shift, c.Shifts)
+	most := c.Profile.Engine.MaxModelLen
+	for i := range a {
+		a[i].Prompt = min(a[i].Prompt, most-1)
+		a[i].Output = min(a[i].Output, most-a[i].Prompt)
+	}
+	return a
+}
+
+// cell is one setting of a policy at one load.
+type cell struct {
+	cfg     *Config
+	policy  *Policy
+	setting setting
+	load    float64
+	rate    float64
+	shifts  []Figures
+}
+
+func (c *cell) run(shift int) error {
+	p := *c.cfg.Profile
+	if c.setting.engine != nil {
+		c.setting.engine(&p.Engine)
+	}
+	t := &tally{profile: &p, tenants: c.cfg.Workload.Tenants, warm: c.cfg.Warm, span: c.cfg.Span, verdicts: map[string]int{}}
+	w, err := newWorld(t, c.cfg.Clients, mix(c.cfg.Seed, uint64(shift)))
+	if err != nil {
+		return err
+	}
+	if w.front, err = c.setting.front(w); err != nil {
+		return err
+	}
+	w.at(t.warm, func() {
+		for _, u := range w.units {
+			t.before = append(t.before, u.engine.Stats())
+		}
+	})
+	arrivals := c.cfg.arrivals(c.rate, shift)
+	w.run(arrivals, c.cfg.end())
+	c.shifts[shift] = t.figures(w, arrivals)
+	return nil
+}
+
+// median is the figures of the shift with the median goodput.
+func (c *cell) median() (f Figures, spread [2]float64) {
+	all := slices.Clone(c.shifts)
+	slices.SortFunc(all, func(a, b Figures) int { return cmp.Compare(a.Goodput, b.Goodput) })
+	return all[len(all)/2], [2]float64{all[0].Goodput, all[len(all)-1].Goodput}
+}
+
+// best makes a row of the best setting of each policy at each load.
+func best(cells []*cell) (rows []Row) {
+	for _, c := range cells {
+		f, spread := c.median()
+		row := Row{
+			Policy: c.policy.Name, Workload: c.cfg.Workload.Name, Profile: c.cfg.Profile.Name,
+			Load: c.load, Offered: c.rate, Figures: f, Spread: spread, Setting: c.setting.name,
+		}
+		last := len(rows) - 1
+		if last < 0 || rows[last].Policy != row.Policy || rows[last].Load != row.Load {
+			rows = append(rows, row)
+		} else if row.Goodput > rows[last].Goodput {
+			rows[last] = row
+		}
+	}
+	return rows
+}
