@@ -23,6 +23,10 @@ const readable = 24
 type Entry struct {
 	Key   Key
 	Width int // shards 0..Width-1; each is a LiteTopic called Name(secret, Key, shard)
+
+	// Waiting: requests waited in it when the directory was last read, at most 2 s ago.
+	// False says nothing of a lane that was announced since, and of some of very many.
+	Waiting bool
 }
 
 var alphabet = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)

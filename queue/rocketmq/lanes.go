@@ -12,6 +12,9 @@ import (
 	"penstock/lane"
 )
 
+// stale is how old a directory may be before it does not say any more which lanes wait.
+const stale = 10 * time.Second
+
 // takers is how many nodes subscribe a lane when one cannot subscribe all.
 const takers = 3
 
@@ -21,14 +24,18 @@ type directory struct {
 	secret []byte
 	kick   chan struct{} // size 1: the set may have changed
 
-	mu    sync.Mutex // guards below
-	match func(lane.Key) bool
-	lanes map[lane.Key]*known
+	mu         sync.Mutex // guards below
+	match      func(lane.Key) bool
+	lanes      map[lane.Key]*known
+	generation uint64            // of match and lanes
+	waiting    map[lane.Key]bool // never changed, only replaced
+	told       time.Time
 }
 
 type known struct {
-	names []string  // one per shard
-	gone  time.Time // since when the directory lacks it; zero = it has it
+	names  []string  // one per shard
+	listed time.Time // when the directory last had it
+	gone   time.Time // since when it lacks it; zero = it has it
 }
 
 func newDirectory(secret []byte) *directory {
@@ -46,6 +53,7 @@ func (d *directory) wake() {
 func (d *directory) accept(match func(lane.Key) bool) {
 	d.mu.Lock()
 	d.match = match
+	d.generation++
 	d.mu.Unlock()
 	d.wake()
 }
@@ -61,16 +69,18 @@ func (d *directory) set(now time.Time, entries []lane.Entry) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	changed := false
-	seen := make(map[lane.Key]bool, len(entries))
+	d.told, d.waiting = now, map[lane.Key]bool{}
 	for _, e := range entries {
-		seen[e.Key] = true
+		if e.Waiting {
+			d.waiting[e.Key] = true
+		}
 		k := d.lanes[e.Key]
 		if k == nil {
 			k = new(known)
 			d.lanes[e.Key] = k
 			changed = true
 		}
-		k.gone = time.Time{}
+		k.listed, k.gone = now, time.Time{}
 		for shard := len(k.names); shard < min(max(e.Width, 1), lane.MaxWidth); shard++ {
 			k.names = append(k.names, lane.Name(d.secret, e.Key, shard))
 			changed = true
@@ -78,7 +88,7 @@ func (d *directory) set(now time.Time, entries []lane.Entry) {
 	}
 	for key, k := range d.lanes {
 		switch {
-		case seen[key]:
+		case k.listed.Equal(now):
 		case k.gone.IsZero():
 			k.gone = now
 		case now.Sub(k.gone) >= lanesKept:
@@ -87,8 +97,24 @@ func (d *directory) set(now time.Time, entries []lane.Entry) {
 		}
 	}
 	if changed {
+		d.generation++
 		d.wake()
 	}
+}
+
+// version changes with what wanted answers, as far as it lies here.
+func (d *directory) version() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.generation
+}
+
+// waits is the lanes with something waiting; known is false when the directory has not
+// been told for a while.
+func (d *directory) waits(now time.Time) (waiting map[lane.Key]bool, known bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.waiting, now.Sub(d.told) < stale
 }
 
 // set of LiteTopics and the lanes they belong to.
@@ -98,11 +124,11 @@ type topics map[string]lane.Key
 // (0 = no bound) those lanes this node is among the takers of, then as many as fit,
 // in the order of a hash so that it is the same ones every time. left is how many
 // lanes did not fit.
-func (d *directory) wanted(quota int, node string, nodes func() []string) (want topics, left int) {
+func (d *directory) wanted(quota int, node string, nodes []string) (want topics, left int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	want = topics{}
-	var keys []lane.Key
+	want = make(topics, len(d.lanes))
+	keys := make([]lane.Key, 0, len(d.lanes))
 	total := 0
 	for key, k := range d.lanes {
 		if d.match != nil && d.match(key) {
@@ -111,12 +137,15 @@ func (d *directory) wanted(quota int, node string, nodes func() []string) (want 
 		}
 	}
 	if quota > 0 && total > quota {
-		if nodes != nil {
-			all := nodes()
-			keys = slices.DeleteFunc(keys, func(k lane.Key) bool { return !takes(d.lanes[k].names[0], node, all) })
+		if len(nodes) > 0 {
+			keys = slices.DeleteFunc(keys, func(k lane.Key) bool { return !takes(d.lanes[k].names[0], node, nodes) })
+		}
+		order := make(map[lane.Key]uint64, len(keys))
+		for _, key := range keys {
+			order[key] = score(d.lanes[key].names[0], node)
 		}
 		slices.SortFunc(keys, func(a, b lane.Key) int {
-			return cmp.Or(cmp.Compare(score(d.lanes[a].names[0], node), score(d.lanes[b].names[0], node)), cmp.Compare(d.lanes[a].names[0], d.lanes[b].names[0]))
+			return cmp.Or(cmp.Compare(order[a], order[b]), cmp.Compare(d.lanes[a].names[0], d.lanes[b].names[0]))
 		})
 	}
 	for _, key := range keys {

@@ -32,9 +32,14 @@ const (
 	nudgeAgain = time.Second
 	nudgeQuiet = 5 * time.Second
 	// nudgeEvery is how often such lanes are looked for, every fifth time quiet ones as
-	// well, at most nudgeMost: 200 per second, so that 10,000 take 50 s.
+	// well, at most nudgeMost in which something waits, 200 per second, and nudgeIdle
+	// where nothing is known to: the record store may have lost what it knew.
 	nudgeEvery = 50 * time.Millisecond
 	nudgeMost  = 50
+	nudgeIdle  = 2
+
+	// restMost bounds the rest after each look at very many lanes.
+	restMost = 250 * time.Millisecond
 )
 
 // subscriber keeps one session's subscriptions equal to what the directory wants.
@@ -46,6 +51,15 @@ type subscriber struct {
 	left     int                      // lanes that do not fit the quota, as last logged
 	young    map[string]*subscription // of have, with less than two nudges
 	every    time.Duration            // nudgeEvery; a test's is longer
+	seen     view                     // what have was made from
+	took     time.Duration            // to find what is wanted; 0 = nothing was new
+}
+
+// view is what the wanted set depends on.
+type view struct {
+	version uint64
+	quota   int
+	nodes   []string
 }
 
 type subscription struct {
@@ -103,6 +117,9 @@ func (s *subscriber) run(ctx context.Context) {
 		default:
 			pause = 50 * time.Millisecond
 		}
+		if rest := min(3*s.took, restMost); rest > time.Millisecond { // new lanes that come one by one are taken together
+			wait(ctx, rest)
+		}
 	}
 }
 
@@ -110,13 +127,24 @@ func (s *subscriber) run(ctx context.Context) {
 // has changed.
 func (s *subscriber) reconcile(complete bool) error {
 	c := s.consumer
-	want, left := c.lanes.wanted(int(s.session.quota.Load()), c.cfg.Node, c.cfg.Nodes)
+	now := view{version: c.lanes.version(), quota: int(s.session.quota.Load())}
+	if c.cfg.Nodes != nil {
+		now.nodes = c.cfg.Nodes()
+	}
+	s.took = 0
+	if !complete && now.version == s.seen.version && now.quota == s.seen.quota && slices.Equal(now.nodes, s.seen.nodes) {
+		return nil
+	}
+	began := time.Now()
+	want, left := c.lanes.wanted(now.quota, c.cfg.Node, now.nodes)
 	add, remove := difference(s.have, want)
+	s.took = time.Since(began)
 	if left != s.left {
 		c.log.Warn("lanes beyond the subscription quota", "lanes", left, "quota", s.session.quota.Load())
 		s.left = left
 	}
 	if !complete && len(add) == 0 && len(remove) == 0 {
+		s.seen = now
 		return nil
 	}
 	s.session.mu.Lock()
@@ -140,6 +168,7 @@ func (s *subscriber) reconcile(complete bool) error {
 			return err
 		}
 	}
+	s.seen = now
 	c.metrics.topics.Set(float64(len(s.have)))
 	if c.cfg.Confirmed != nil && len(add) > 0 {
 		c.cfg.Confirmed(whole(s.have, want))
@@ -193,12 +222,18 @@ func (s *subscriber) nudge(now time.Time, quiet bool) error {
 		}
 	}
 	if quiet {
-		left := nudgeMost
+		waiting, known := s.consumer.lanes.waits(now)
+		left, idle := nudgeMost, nudgeIdle
 		for name, sub := range s.have {
-			if sub.nudges >= 2 && due(name, sub, nudgeQuiet) {
-				if left--; left == 0 {
-					break
-				}
+			if left+idle == 0 {
+				break
+			}
+			budget := &idle
+			if !known || waiting[sub.key] {
+				budget = &left
+			}
+			if *budget > 0 && sub.nudges >= 2 && due(name, sub, nudgeQuiet) {
+				*budget--
 			}
 		}
 	}

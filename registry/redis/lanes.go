@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -29,6 +28,8 @@ const (
 	// maxKey bounds the text of a lane's key in bytes: the gateway takes tenant names
 	// from API keys and models from the directory, both far shorter.
 	maxKey = 4096
+	// restMost bounds the rest after telling very many lanes.
+	restMost = 250 * time.Millisecond
 	// confirmAtOnce bounds one script.
 	confirmAtOnce = 500
 )
@@ -40,9 +41,9 @@ type keyText struct {
 	Tenant                  []byte
 }
 
-// entry is a lane's id in Redis's keys and its entry in the directory. The id is 22
-// characters whatever the key holds.
-func (r *Registry) entry(k lane.Key) (id, entry string, err error) {
+// listed is a lane's id in Redis's keys, 22 characters whatever its key holds, and the
+// key's text: an entry of the directory is "<width> <key>".
+func listed(k lane.Key) (id, key string, err error) {
 	h := sha256.New()
 	size := 0
 	for _, part := range [...]string{k.Tier, k.Type, k.Model, k.Pool, k.Tenant} {
@@ -59,7 +60,7 @@ func (r *Registry) entry(k lane.Key) (id, entry string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("registry/redis: lane entry: %w", err)
 	}
-	return base64.RawURLEncoding.EncodeToString(h.Sum(nil)[:16]), strconv.Itoa(r.cfg.Width) + " " + string(text), nil
+	return base64.RawURLEncoding.EncodeToString(h.Sum(nil)[:16]), string(text), nil
 }
 
 func parseEntry(entry string) (registry.Lane, error) {
@@ -85,12 +86,14 @@ func (r *Registry) Watch(ctx context.Context, changed func([]registry.Lane)) err
 		delete(r.watchers, news)
 		r.mu.Unlock()
 	}()
-	w := watch{r: r, entries: map[string]struct{}{}}
+	w := watch{r: r, lanes: map[lane.Key]*place{}}
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	for tell := w.read(ctx); ; {
 		if tell {
-			changed(w.lanes())
+			began := time.Now()
+			changed(w.all())
+			sleep(ctx, min(3*time.Since(began), restMost)) // announcements of one by one are told together
 		}
 		select {
 		case <-ctx.Done():
@@ -112,9 +115,48 @@ func (r *Registry) Watch(ctx context.Context, changed func([]registry.Lane)) err
 // watch is a copy of the lane directory.
 type watch struct {
 	r       *Registry
-	version string // of entries, "<epoch>.<number>"; "" = never read
+	version string // of lanes, "<epoch>.<number>"; "" = never read
 	stale   bool   // something was missed
-	entries map[string]struct{}
+	lanes   map[lane.Key]*place
+	known   map[lane.Key]*place // while all are read: those of before
+}
+
+// place is a lane of the directory.
+type place struct {
+	id      string
+	width   int
+	waiting bool
+}
+
+// add takes an entry over; a lane that was made wider may come with both widths. A lane
+// that was not there has to be confirmed.
+func (w *watch) add(entry string) {
+	l, err := parseEntry(entry)
+	if err != nil {
+		w.r.log.Debug("lane entry skipped", "error", err)
+		return
+	}
+	switch old := w.lanes[l.Key]; {
+	case l.Width == 0: // it goes
+		delete(w.lanes, l.Key)
+		return
+	case old != nil:
+		old.width = max(old.width, l.Width)
+		return
+	}
+	id, _, _ := listed(l.Key)
+	w.lanes[l.Key] = &place{id: id, width: l.Width}
+	if w.known[l.Key] == nil {
+		w.r.unsay(l.Key)
+	}
+}
+
+func (w *watch) all() []registry.Lane {
+	list := make([]registry.Lane, 0, len(w.lanes))
+	for key, at := range w.lanes {
+		list = append(list, registry.Lane{Key: key, Width: at.width, Waiting: at.waiting})
+	}
+	return list
 }
 
 // take applies one announcement, if it follows what is known; false: nothing new.
@@ -130,7 +172,7 @@ func (w *watch) take(text string) bool {
 		return false
 	}
 	w.version = version
-	w.entries[entry] = struct{}{}
+	w.add(entry)
 	return true
 }
 
@@ -140,14 +182,16 @@ func parseVersion(v string) (epoch string, number int) {
 	return epoch, number
 }
 
-// read fetches the directory where its version has changed; false: it could not.
+// read fetches what waits, and the directory where its version has changed; false: it
+// could not.
 func (w *watch) read(ctx context.Context) bool {
 	known := w.version
 	rows, err := w.list(ctx, known)
-	if err == nil && len(w.entries) > 0 && rows[0] != known {
+	if err == nil && len(w.lanes) > 0 && rows.version != known {
 		was, _ := parseVersion(known)
-		if is, _ := parseVersion(rows[0]); is != was {
-			w.r.log.Warn("lane directory was lost, written again", "lanes", len(w.entries))
+		if is, _ := parseVersion(rows.version); is != was {
+			w.r.log.Warn("lane directory was lost, written again", "lanes", len(w.lanes))
+			w.r.unsay()
 			rows, err = w.restore(ctx)
 		}
 	}
@@ -159,79 +203,82 @@ func (w *watch) read(ctx context.Context) bool {
 		return false
 	}
 	w.stale = false
-	if rows[0] == known {
-		return true
+	if rows.version != known {
+		w.version = rows.version
+		w.lanes, w.known = make(map[lane.Key]*place, len(rows.entries)), w.lanes
+		for _, entry := range rows.entries {
+			w.add(entry)
+		}
+		w.known = nil
 	}
-	w.version = rows[0]
-	clear(w.entries)
-	for _, entry := range rows[1:] {
-		w.entries[entry] = struct{}{}
+	for _, at := range w.lanes {
+		_, at.waiting = rows.waiting[at.id]
 	}
 	return true
 }
 
-// list answers the version, and the entries where it is not the known one.
-func (w *watch) list(ctx context.Context, known string, more ...any) ([]string, error) {
+// listing is an answer of lanelist.lua.
+type listing struct {
+	version string
+	waiting map[string]struct{}
+	entries []string
+}
+
+// list answers the version, what waits, and the entries where it is not the known one.
+func (w *watch) list(ctx context.Context, known string, more ...any) (l listing, err error) {
 	answer, err := w.r.run(ctx, "lanelist", 0, append([]any{known}, more...)...)
-	row, err := answered(answer, err, 1)
+	row, err := answered(answer, err, 2)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
-	rows := make([]string, len(row.values))
-	for i := range rows {
-		rows[i] = row.text(i)
+	l = listing{version: row.text(0), waiting: map[string]struct{}{}}
+	n := min(2+row.int(1), len(row.values))
+	for i := 2; i < n; i++ {
+		l.waiting[row.text(i)] = struct{}{}
 	}
-	return rows, row.err
+	for i := n; i < len(row.values); i++ {
+		l.entries = append(l.entries, row.text(i))
+	}
+	return l, row.err
 }
 
 // restore writes what is known here, in parts, and reads all.
-func (w *watch) restore(ctx context.Context) (rows []string, err error) {
+func (w *watch) restore(ctx context.Context) (rows listing, err error) {
 	var part []any
 	flush := func() {
 		if err == nil {
-			rows, err = w.list(ctx, "", part...)
+			_, err = w.list(ctx, "any", part...)
 			part = part[:0]
 		}
 	}
-	for entry := range w.entries {
-		l, bad := parseEntry(entry)
-		if bad != nil {
-			continue
-		}
-		id, _, _ := w.r.entry(l.Key)
-		if part = append(part, id, entry); len(part) >= 2*confirmAtOnce {
+	for key, at := range w.lanes {
+		_, text, _ := listed(key)
+		if part = append(part, at.id, strconv.Itoa(at.width)+" "+text); len(part) >= 2*confirmAtOnce {
 			flush()
 		}
 	}
 	flush()
-	return rows, err
-}
-
-func (w *watch) lanes() []registry.Lane {
-	list := make([]registry.Lane, 0, len(w.entries))
-	for entry := range w.entries {
-		l, err := parseEntry(entry)
-		if err != nil {
-			w.r.log.Debug("lane entry skipped", "error", err)
-			continue
-		}
-		list = append(list, l)
+	if err != nil {
+		return rows, err
 	}
-	slices.SortFunc(list, func(a, b registry.Lane) int {
-		x, y := a.Key, b.Key
-		return cmp.Or(cmp.Compare(x.Tier, y.Tier), cmp.Compare(x.Type, y.Type), cmp.Compare(x.Model, y.Model),
-			cmp.Compare(x.Pool, y.Pool), cmp.Compare(x.Tenant, y.Tenant), cmp.Compare(b.Width, a.Width))
-	})
-	// A lane made wider is there with both widths until the next full read.
-	return slices.CompactFunc(list, func(a, b registry.Lane) bool { return a.Key == b.Key })
+	return w.list(ctx, "")
 }
 
 // Confirm says that node has subscribed to lanes; who waits in Open for one goes on.
+// Lanes said before are not said again while the directory has them.
 func (r *Registry) Confirm(ctx context.Context, node string, lanes []lane.Key) error {
-	for part := range slices.Chunk(lanes, confirmAtOnce) {
+	var news []lane.Key
+	r.mu.Lock()
+	for _, k := range lanes {
+		if r.said[k] != node {
+			news = append(news, k)
+		}
+	}
+	r.mu.Unlock()
+	for part := range slices.Chunk(news, confirmAtOnce) {
 		args := []any{node}
 		for _, k := range part {
-			id, _, err := r.entry(k)
+			id, _, err := listed(k)
 			if err != nil {
 				return err
 			}
@@ -240,8 +287,26 @@ func (r *Registry) Confirm(ctx context.Context, node string, lanes []lane.Key) e
 		if _, err := r.run(ctx, "confirm", 0, args...); err != nil {
 			return err
 		}
+		r.mu.Lock()
+		for _, k := range part {
+			r.said[k] = node
+		}
+		r.mu.Unlock()
 	}
 	return nil
+}
+
+// unsay makes lanes be confirmed anew that are new in the directory; all without keys,
+// which is also the bound of what is remembered.
+func (r *Registry) unsay(keys ...lane.Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(keys) == 0 || len(r.said) > knownMost {
+		clear(r.said)
+	}
+	for _, k := range keys {
+		delete(r.said, k)
+	}
 }
 
 // await begins to wait for a lane's confirmation; nil: none is needed. forget ends it.

@@ -23,7 +23,7 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	if q.ID == "" {
 		return registry.Admission{}, errors.New("registry/redis: open without an id")
 	}
-	id, entry, err := r.entry(q.Lane)
+	id, key, err := listed(q.Lane)
 	if err != nil {
 		return registry.Admission{}, err
 	}
@@ -31,7 +31,7 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	defer forget()
 	answer, err := r.run(ctx, "open", 0, q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
 		r.stamp(q.Deadline), max(q.Tokens, 1), max(q.Bytes, 0)+recordBytes, q.Limit.Milliseconds(),
-		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate(d.Rate), spread(q.ID), entry, r.cfg.Live(q.Reply))
+		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate(d.Rate), spread(q.ID), key, r.cfg.Live(q.Reply))
 	row, err := answered(answer, err, 7)
 	if err != nil {
 		return registry.Admission{}, err
@@ -75,14 +75,14 @@ func (r *Registry) Claim(ctx context.Context, s registry.Start) (registry.Claim,
 	if s.ID == "" || s.Attempt == "" {
 		return registry.Claim{}, errors.New("registry/redis: claim without an id or attempt")
 	}
-	id, entry, err := r.entry(s.Lane)
+	id, key, err := listed(s.Lane)
 	if err != nil {
 		return registry.Claim{}, err
 	}
 	encoded, event := "", []byte(nil)
 	for range 3 { // another call may come between
 		answer, err := r.run(ctx, "claim", len(event), s.ID, s.Attempt, s.Owner, id, s.Lane.Tier, s.Lane.Model,
-			r.stamp(s.Deadline), s.Reply, max(s.Tokens, 1), r.cfg.Live(s.Reply), rate(r.cfg.Pace(s.Lane)), encoded, event, entry)
+			r.stamp(s.Deadline), s.Reply, max(s.Tokens, 1), r.cfg.Live(s.Reply), rate(r.cfg.Pace(s.Lane)), encoded, event, key)
 		row, err := answered(answer, err, 3)
 		if err != nil {
 			return registry.Claim{}, err

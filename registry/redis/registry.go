@@ -28,6 +28,9 @@ import (
 
 const (
 	sweepEvery = time.Second
+	// sweepMore is until the next sweep where sweptAtOnce lanes were idle: 2,000 lanes a
+	// second and process.
+	sweepMore, sweptAtOnce = 50 * time.Millisecond, 100
 	// clockEvery is how often Redis TIME is read; the best of the last clockSamples counts.
 	clockEvery   = 2 * time.Second
 	clockSamples = 15
@@ -51,6 +54,7 @@ type Registry struct {
 	watchers map[chan string]struct{}              // each has room for some announcements; "" = read anew
 	waiters  map[string]map[chan struct{}]struct{} // Opens by the lane they wait for
 	known    map[string]struct{}                   // lanes seen confirmed; at most knownMost
+	said     map[lane.Key]string                   // lanes this process has confirmed, for that node
 	running  map[[2]string]mine                    // by id and attempt
 	cleared  time.Time                             // running, of old entries
 	backlog  []registry.Backlog                    // as last read
@@ -82,7 +86,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Registry, er
 	silence()
 	r := &Registry{
 		cfg: cfg, log: log, watchers: map[chan string]struct{}{},
-		waiters: map[string]map[chan struct{}]struct{}{}, known: map[string]struct{}{}, running: map[[2]string]mine{},
+		waiters: map[string]map[chan struct{}]struct{}{}, known: map[string]struct{}{}, said: map[lane.Key]string{}, running: map[[2]string]mine{},
 	}
 	options, err := r.cfg.options()
 	if err != nil {
@@ -163,9 +167,14 @@ func (r *Registry) clock(ctx context.Context) {
 }
 
 func (r *Registry) sweep(ctx context.Context) {
-	for sleep(ctx, sweepEvery) {
-		if _, err := r.run(ctx, "sweep", 0); err != nil && !errors.Is(err, registry.ErrAway) && ctx.Err() == nil {
+	for pause := sweepEvery; sleep(ctx, pause); {
+		idle, err := r.run(ctx, "sweep", 0)
+		if err != nil && !errors.Is(err, registry.ErrAway) && ctx.Err() == nil {
 			r.log.Error("sweep failed", "error", err)
+		}
+		pause = sweepEvery
+		if idle == int64(sweptAtOnce) {
+			pause = sweepMore
 		}
 	}
 }

@@ -94,6 +94,7 @@ func constants(cfg *Config) string {
 		{"TOTAL_BYTES", cfg.TotalBytes},
 		{"WIDTH", cfg.Width},
 		{"LANE_IDLE", ms(laneIdle)},
+		{"WAITING", 500}, // more than an agent looks at until it asks again; 11 kB
 		{"ENGINE_KEPT", ms(engineKept)},
 		{"ORPHAN_WAIT", 2000},
 		{"PACE_MOST", 1000},

@@ -9,6 +9,7 @@
 --   model:<model>    hash    <tier>:o outstanding, :q :t :b waiting, :l lanes with
 --                            something waiting; w: requests waiting in all tiers; and
 --                            what the door knows (door.lua)
+--   lanes:waiting    set     lanes with something waiting
 --   bytes            number  outstanding over all lanes
 --   models           zset    names, by last use
 --   lanes, lanes:*           the lane directory (lanes.lua)
@@ -109,7 +110,13 @@ local function shift(c, out, waiting)
   if waiting ~= 0 then
     local queued = add(lane, 'q', waiting)
     add(lane, 't', waiting * c.tokens)
-    if queued <= 0 then add(model, tier .. 'l', -1) elseif waiting == 1 and queued == 1 then add(model, tier .. 'l', 1) end
+    if queued <= 0 then
+      add(model, tier .. 'l', -1)
+      call('SREM', P .. 'lanes:waiting', c.lane)
+    elseif waiting == 1 and queued == 1 then
+      add(model, tier .. 'l', 1)
+      call('SADD', P .. 'lanes:waiting', c.lane)
+    end
     add(model, tier .. 'q', waiting)
     add(model, tier .. 't', waiting * c.tokens)
     add(model, tier .. 'b', waiting * c.bytes)
@@ -140,7 +147,7 @@ local function count(c, out, waiting)
   -- Nothing that counts may expire before it: what enters renews all, and what is
   -- renewed does so once or twice a minute.
   if not (out and (not was_out or now % 60000 < 6000)) and not (waiting and not was_waiting) then return end
-  for _, key in ipairs({ P .. 'out', wait, P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, P .. 'bytes', P .. 'models' }) do
+  for _, key in ipairs({ P .. 'out', wait, P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, P .. 'bytes', P .. 'models', P .. 'lanes:waiting' }) do
     call('PEXPIRE', key, HOLD)
   end
 end

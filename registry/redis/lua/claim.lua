@@ -1,7 +1,7 @@
 -- Makes the caller the owner, or says what to do with the delivery.
 -- ARGV: prefix, id, attempt, owner, lane, tier, model, deadline, reply, tokens, key that
 -- lives with the gateway ('' = do not look), pace in starts per second (0 = none),
--- "<reason> <attempt>" of the event that follows, the event, lane entry.
+-- "<reason> <attempt>" of the event that follows, the event, the lane's key.
 -- Answer: {action, after, reason, tries}, or {'encode', attempt, reason}: call again
 -- with that terminal event, which only the caller can encode. Nothing has changed then.
 local id, attempt, deadline, live, rate = ARGV[2], ARGV[3], tonumber(ARGV[8]), ARGV[11], tonumber(ARGV[12])
@@ -19,7 +19,7 @@ if not r then
   lives(r)
   model_used(r.model)
   count(r, true, true)
-  enlist(r.lane, ARGV[15])
+  enlist(r.lane, '1 ' .. ARGV[15])
 end
 
 if r.lane == '' and r.state ~= FINISHED then -- written again by renew: now its lane is known

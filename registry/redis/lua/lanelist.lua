@@ -1,9 +1,12 @@
--- Reads the lane directory. ARGV: prefix, version the caller knows, then the lanes it
--- knows with their entries, given only when the directory was lost: they are written
--- again. Answer: {version} where the caller's is right, else {version, entries...}.
+-- Reads the lane directory. ARGV: prefix, version the caller knows ('any': it wants no
+-- entries), then the lanes it knows with their entries, given only when the directory
+-- was lost: they are written again. Answer: version, how many lanes with something waiting follow, their ids (at
+-- most WAITING, any of them), and where the version is another one all entries.
 for i = 3, #ARGV, 2 do enlist(ARGV[i], ARGV[i + 1]) end
-local version = lanes_version()
-if version == ARGV[2] then return { version } end
-local answer = call('HVALS', P .. 'lanes:entry')
-table.insert(answer, 1, version)
+local waiting = call('SRANDMEMBER', P .. 'lanes:waiting', WAITING)
+local answer = { lanes_version(), #waiting }
+for _, lane in ipairs(waiting) do answer[#answer + 1] = lane end
+if ARGV[2] ~= 'any' and answer[1] ~= ARGV[2] then
+  for _, entry in ipairs(call('HVALS', P .. 'lanes:entry')) do answer[#answer + 1] = entry end
+end
 return answer

@@ -6,7 +6,8 @@
 --   lanes:epoch    number  when the directory was made: another one means it was lost
 --   lanes:ok       hash    lane -> a node that has subscribed to it
 --
--- Channel "lanes" carries "<version> <entry>" of a new lane, "confirms" a lane.
+-- Channel "lanes" carries "<version> <entry>" of a lane that is new or wider, and with
+-- the width 0 of one that goes; "confirms" a lane.
 
 local function lanes_version() return (call('GET', P .. 'lanes:epoch') or '0') .. '.' .. (call('GET', P .. 'lanes:version') or '0') end
 
@@ -31,5 +32,17 @@ local function enlist(lane, entry)
     lanes_changed()
     call('PUBLISH', P .. 'lanes', lanes_version() .. ' ' .. entry)
     lanes_keep()
+  end
+end
+
+-- delist takes an idle lane out.
+local function delist(lane)
+  local entry = call('HGET', P .. 'lanes:entry', lane)
+  call('ZREM', P .. 'lanes', lane)
+  call('HDEL', P .. 'lanes:entry', lane)
+  call('HDEL', P .. 'lanes:ok', lane)
+  if entry then
+    lanes_changed()
+    call('PUBLISH', P .. 'lanes', lanes_version() .. ' 0' .. string.match(entry, ' .*'))
   end
 end

@@ -1,6 +1,6 @@
 -- Creates the record of a request, or refuses and leaves no count behind.
 -- ARGV: prefix, id, lane, tier, rank, model, reply, deadline, tokens, bytes, limit,
--- fingerprint, live engines, drain rate, spread, lane entry, key that lives with the gateway.
+-- fingerprint, live engines, drain rate, spread, lane's key, key that lives with the gateway.
 -- Answer: {reason, wait, ahead, retry, kept, shard, lane confirmed}.
 local id, L, tier, rank, model = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local reply, deadline, tokens, bytes = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -54,5 +54,11 @@ r = {
 save(r)
 lives(r)
 count(r, true, true)
-enlist(L, ARGV[16])
+
+-- A lane is listed as wide as it is used, so that agents subscribe few shards of many
+-- lanes; from the second shard on twice as wide, so that the next one is subscribed
+-- before it is used.
+local width = 1
+while shard > 0 and width < 2 * (shard + 1) do width = 2 * width end
+enlist(L, math.min(width, WIDTH) .. ' ' .. ARGV[16])
 return answer(a, shard)
