@@ -107,7 +107,7 @@ type Consumer interface {
 
 // Broker is the queue under test. Its lanes are nobody else's.
 type Broker struct {
-	Publish func(context.Context, *queue.Message) error // ends by itself when the broker is away
+	Publish func(context.Context, *queue.Message) error           // ends by itself when the broker is away
 	Open    func(threads int, lanes []lane.Key) (Consumer, error) // one at a time
 }
 

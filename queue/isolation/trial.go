@@ -137,8 +137,10 @@ func (t *trial) publishAll(ctx context.Context, b Broker) error {
 	if err := all(probeWithin, func(ctx context.Context, i int) error { return t.publish(ctx, b, i, 0) }); err != nil {
 		return err
 	}
-	if left := t.drained(ctx, probeWithin); left > 0 {
-		return errors.Join(ctx.Err(), fmt.Errorf("%d of %d lanes had no delivery within %v", left, len(t.lines), probeWithin))
+	if left := t.drained(ctx, probeWithin); ctx.Err() != nil {
+		return ctx.Err()
+	} else if left > 0 {
+		return fmt.Errorf("%d of %d lanes had no delivery within %v", left, len(t.lines), probeWithin)
 	}
 	t.mu.Lock()
 	t.begin = time.Now()
