@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -197,8 +198,8 @@ func newFeed(t *testing.T, model string, width int) *feed {
 
 // put opens the record of one request and publishes it; it answers the shard.
 func (d *feed) put(ctx context.Context, tenant, prompt string) (shard int, err error) {
+	id := fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())
 	d.mu.Lock()
-	id := fmt.Sprintf("%032x", uint64(len(d.outcomes))+uint64(time.Now().UnixNano())<<16)
 	d.outcomes[id] = nil
 	d.mu.Unlock()
 	a := ask{prompt: prompt, tokens: 1}
