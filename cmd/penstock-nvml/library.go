@@ -3,8 +3,11 @@
 package main
 
 import (
+	"os"
 	"runtime"
 	"slices"
+	"strconv"
+	"syscall"
 	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -27,6 +30,8 @@ var (
 	fallbacks = []string{"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksThrottleReasons"}
 )
 
+const niceness = 10
+
 // driver is NVML through go-nvml.
 type driver struct {
 	calls *calls
@@ -43,7 +48,22 @@ type driver struct {
 }
 
 func newLibrary(c *calls) library {
+	yield()
 	return &driver{calls: c, nvml: nvml.New(), has: map[string]bool{}, devices: map[int]nvml.Device{}, parts: map[int][]nvml.Device{}}
+}
+
+// yield lowers the priority of all threads there are; later ones inherit it. The
+// engine and penstock go first. Where it is not allowed nothing is lost.
+func yield() {
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return
+	}
+	for _, thread := range threads {
+		if id, err := strconv.Atoi(thread.Name()); err == nil {
+			_ = syscall.Setpriority(syscall.PRIO_PROCESS, id, niceness)
+		}
+	}
 }
 
 // call makes one call of a function, where the library has it.

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -51,7 +50,7 @@ func stubbed(t *testing.T, library string) (cfg Config, steer func(string)) {
 		t.Fatal(err)
 	}
 	cfg = DefaultConfig()
-	cfg.Path, cfg.Backoff, cfg.Deadline, cfg.RSSCap = path, 100*time.Millisecond, 300*time.Millisecond, 64<<20
+	cfg.Path, cfg.Backoff, cfg.RSSCap = path, 100*time.Millisecond, 64<<20
 	cfg.GPUs = []string{"0", "1"}
 	return cfg, steer
 }
@@ -196,8 +195,8 @@ func TestReleases(t *testing.T) {
 
 // TestNeighbour: helpers that hang, are killed and lack functions, one after the other,
 // cost the 50 ms loop of metric polls nothing and admission goes on. Windows with and
-// without them take turns, so that both see the same machine; where others make it too
-// noisy for a p99, more windows are looked at.
+// without them take turns, so that both see the same machine. Other load on it may spoil
+// a round's p99; a delay of our making spoils every round's.
 func TestNeighbour(t *testing.T) {
 	page, err := os.ReadFile("../testdata/running-and-waiting.txt")
 	if err != nil {
@@ -209,8 +208,8 @@ func TestNeighbour(t *testing.T) {
 	}))
 	defer engine.Close()
 	faults := map[string]string{"hang": "NVMLSTUB_FAULT utilization:hang\n", "kill": "", "missing function": "NVMLSTUB_FAULT memory:exit\n"}
-	late := map[bool][]time.Duration{}
-	for round := range 4 {
+	for round := range 5 {
+		late := map[bool][]time.Duration{}
 		for name, text := range faults {
 			for _, failing := range []bool{round%2 == 0, round%2 != 0} {
 				if !failing {
@@ -218,6 +217,7 @@ func TestNeighbour(t *testing.T) {
 					continue
 				}
 				cfg, steer := stubbed(t, "")
+				cfg.Deadline = 300 * time.Millisecond
 				steer(text)
 				r, h, _ := newReader(t, cfg)
 				if name == "kill" {
@@ -231,11 +231,11 @@ func TestNeighbour(t *testing.T) {
 		}
 		without, with := p99(late[false]), p99(late[true])
 		t.Logf("p99 lateness of the 50 ms loop: %v without, %v with failing helpers (%d and %d ticks)", without, with, len(late[false]), len(late[true]))
-		if round > 0 && with <= without+10*time.Millisecond {
+		if with <= without+10*time.Millisecond {
 			return
 		}
 	}
-	t.Error("p99 lateness with failing helpers stays more than 10 ms above that without")
+	t.Error("p99 lateness with failing helpers is in every round more than 10 ms above that without")
 }
 
 // killer kills each helper 200 ms after its start.
@@ -251,20 +251,18 @@ func killer(r *Reader) {
 }
 
 // window polls the engine with 4 scrapers for 1.5 s beside the neighbour and returns by
-// how much longer than due the times between two polls were. Every sample
+// how much the times between two polls were above each scraper's median. Every sample
 // must admit a request.
 func window(t *testing.T, url string, neighbour func(context.Context) error) []time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
 	defer cancel()
-	var mu sync.Mutex // guards late
-	var late []time.Duration
-	var refused atomic.Int64
 	var all sync.WaitGroup
 	if neighbour != nil {
 		all.Go(func() { _ = neighbour(ctx) })
 	}
-	for range 4 {
+	var gaps [4][]time.Duration
+	for i := range gaps {
 		state, err := scheduler.New(scheduler.DefaultConfig(), time.Now())
 		if err != nil {
 			t.Fatal(err)
@@ -272,19 +270,15 @@ func window(t *testing.T, url string, neighbour func(context.Context) error) []t
 		var last time.Time
 		cfg := scraper.DefaultConfig()
 		cfg.URL = url
-		var s *scraper.Scraper
-		s, err = scraper.New(cfg, prometheus.NewRegistry(), slog.New(slog.DiscardHandler), func(p scheduler.Sample) {
+		s, err := scraper.New(cfg, prometheus.NewRegistry(), slog.New(slog.DiscardHandler), func(p scheduler.Sample) {
 			now := time.Now()
 			p.KV, p.Waiting, p.Running, p.Tokens = 0.1, 0, 1, float64(now.UnixNano())
 			state.Observe(now, p)
 			if v := state.Decide(now, &scheduler.Request{Hash: 1, PromptTokens: 10, Sequences: 1, Opened: now}); v.Action != scheduler.Start {
-				refused.Add(1)
+				t.Errorf("a request is not admitted: %v", v.Reason)
 			}
 			if !last.IsZero() {
-				due := (s.Interval() + cfg.Interval - 1).Truncate(cfg.Interval) // the scraper spares a slow engine
-				mu.Lock()
-				late = append(late, max(p.Asked.Sub(last)-due, 0))
-				mu.Unlock()
+				gaps[i] = append(gaps[i], p.Asked.Sub(last))
 			}
 			last = p.Asked
 		}, func(_ time.Time, err error) { t.Error(err) })
@@ -294,8 +288,12 @@ func window(t *testing.T, url string, neighbour func(context.Context) error) []t
 		all.Go(func() { _ = s.Run(ctx) })
 	}
 	all.Wait()
-	if n := refused.Load(); n > 0 {
-		t.Errorf("%d requests were not admitted", n)
+	var late []time.Duration
+	for _, g := range gaps {
+		slices.Sort(g)
+		for _, d := range g {
+			late = append(late, max(d-g[len(g)/2], 0))
+		}
 	}
 	return late
 }

@@ -67,7 +67,7 @@ func fakeHelper(how string) int {
 			good()
 		}
 	case "leak":
-		fat := make([]byte, 64<<20)
+		fat := make([]byte, 128<<20)
 		for i := range fat {
 			fat[i] = 1
 		}
@@ -132,7 +132,13 @@ func (h *heard) await(t *testing.T, i int, what string, ok func(Sample) bool) (S
 		}
 		<-time.After(5 * time.Millisecond)
 	}
-	t.Fatalf("no sample %s", what)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := "none at all"
+	if n := len(h.all); n > 0 {
+		last = fmt.Sprintf("%+v", h.all[n-1])
+	}
+	t.Fatalf("no sample %s; of %d the last is %s", what, len(h.all), last)
 	return Sample{}, 0
 }
 

@@ -111,7 +111,8 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, sink func(Samp
 	if cfg.GPUs == nil {
 		r.view.use = visible(os.LookupEnv("CUDA_VISIBLE_DEVICES"))
 	}
-	r.latest.Store(&Sample{State: Absent, Reason: reason.OK, Detail: "not read yet"})
+	r.view.last = Sample{State: Absent, Reason: reason.OK, Detail: "not read yet"}
+	r.latest.Store(&Sample{State: Absent, Reason: reason.OK, Detail: r.view.last.Detail})
 	var err error
 	r.metrics, err = newMetrics(reg, r.Latest)
 	return r, err

@@ -21,7 +21,7 @@ import (
 
 func fastConfig(path string) Config {
 	cfg := DefaultConfig()
-	cfg.Path, cfg.GPUs, cfg.Backoff, cfg.RSSCap = path, []string{"0"}, 100*time.Millisecond, 48<<20
+	cfg.Path, cfg.GPUs, cfg.Backoff, cfg.RSSCap = path, []string{"0"}, 100*time.Millisecond, 96<<20
 	return cfg
 }
 

@@ -92,6 +92,25 @@ func TestLargestLineFits(t *testing.T) {
 	}
 }
 
+func BenchmarkParse(b *testing.B) {
+	l := sample()
+	for i := range 7 {
+		g := l.GPUs[0]
+		g.I += i + 1
+		l.GPUs = append(l.GPUs, g)
+	}
+	text, err := json.Marshal(l)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		if _, err := Parse(text); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	text, err := json.Marshal(sample())
 	if err != nil {
