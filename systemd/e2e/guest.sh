@@ -6,7 +6,7 @@ failed=0
 check() { # what, command...
   local what=$1
   shift
-  if "$@"; then echo "ok    $what"; else echo "FAIL  $what"; failed=1; fi
+  if "$@"; then echo "$SECONDS s  ok    $what"; else echo "$SECONDS s  FAIL  $what"; failed=1; fi
 }
 eventually() { # seconds, command...
   local end=$((SECONDS + $1))
@@ -49,10 +49,11 @@ drop_in penstock-agent@ agent
 drop_in penstock-gateway gateway
 systemctl daemon-reload
 ip link set lo up
-systemd-run -q --unit redis redis-server --port 6379 --requirepass secret-of-redis
-systemd-run -q --unit engine /mnt/penstock sim engine --listen 127.0.0.1:8000
+systemd-run -q --unit e2e-redis redis-server --port 6379 --requirepass secret-of-redis
+systemd-run -q --unit e2e-engine /mnt/penstock sim engine --listen 127.0.0.1:8000
 
-for unit in penstock-agent@gpu0 penstock-gateway; do
+live() { # unit: its whole life
+  local unit=$1
   check "$unit starts with the broker away" systemctl start "$unit"
   check "$unit says what is missing" eventually 10 says "$unit" rocketmq
   check "$unit has the Redis password from its credential" eventually 10 lacks "$unit" redis
@@ -70,5 +71,10 @@ for unit in penstock-agent@gpu0 penstock-gateway; do
   check "$unit ended with 0" is "$unit" ExecMainStatus 0
   check "$unit ended in good order" is "$unit" Result success
   [ $failed = 0 ] || journalctl -q -u "$unit" | tail -40
-done
+  return $failed
+}
+live penstock-agent@gpu0 &
+agent=$!
+live penstock-gateway || failed=1
+wait $agent || failed=1
 exit $failed
