@@ -19,7 +19,7 @@ run)
   fi
   command -v nvidia-smi > /dev/null && nvidia-smi -L
   timeout 90 "$dir/penstock-nvml" --check 60s
-  E2E_NVML=$PWD/$dir/penstock-nvml timeout 120 "$dir/nvml.test" -test.v -test.timeout 100s -test.run RealDriver
+  E2E_NVML=$(realpath "$dir/penstock-nvml") timeout 120 "$dir/nvml.test" -test.v -test.timeout 100s -test.run RealDriver
   ;;
 *)
   sed -n '2,5s/^# \?//p' "$0" >&2
