@@ -26,9 +26,9 @@ const (
 	silence = 45 * time.Second
 	// complained is how often one complaint is logged.
 	complained = 10 * time.Second
-	// strange is how long a message nobody can read is kept: longer than any request
-	// waits, then it is dropped so that its lane goes on.
-	strange = lanesKept
+	// strange is how old a message of a known version that cannot be read may become: it
+	// has been with several agents by then, and its lane goes on without it.
+	strange = time.Minute
 )
 
 // Consumer takes messages for one engine. It is safe for concurrent use.

@@ -5,10 +5,16 @@ package rocketmq
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"penstock/lane"
 	"penstock/queue"
@@ -155,6 +161,27 @@ func TestRealFigures(t *testing.T) {
 			t.Logf("Suspend(%v) -> handler again: %s", d, quantiles(back))
 		}
 	})
+	for _, waiting := range []bool{true, false} { // 1,000 lanes, and the directory told every 2 s
+		t.Run(fmt.Sprintf("quiet lanes, waiting %t", waiting), func(t *testing.T) {
+			f := newFleet(t, e, wide)
+			c, _ := f.run(t, twice)
+			lanes := tenants(1000, 1)
+			for i := range lanes {
+				lanes[i].Waiting = waiting
+			}
+			c.SetLanes(lanes)
+			eventually(t, "subscriptions", func() bool { return testutil.ToFloat64(c.metrics.topics) == 1000 })
+			time.Sleep(7 * time.Second) // the first nudges
+			before := serversCPU(t)
+			for range 10 {
+				c.SetLanes(lanes)
+				time.Sleep(2 * time.Second)
+			}
+			after := serversCPU(t)
+			percent := func(name string) float64 { return 100 * (after[name] - before[name]).Seconds() / 20 }
+			t.Logf("1,000 quiet lanes: broker %.1f %%, proxy %.1f %% of a core", percent("broker"), percent("proxy"))
+		})
+	}
 	t.Run("ceiling", func(t *testing.T) {
 		a := newArrivals(t, newFleet(t, e, wide), ack)
 		const lanes, each = 100, 20
@@ -186,4 +213,27 @@ func TestRealFigures(t *testing.T) {
 		t.Logf("handled after: %s", quantiles(at))
 		t.Logf("%d messages: published in %v (%.0f/s), all handled after %v (%.0f/s)", lanes*each, sent, lanes*each/sent.Seconds(), all, lanes*each/all.Seconds())
 	})
+}
+
+// serversCPU is what broker and proxy have used so far, by /proc.
+func serversCPU(t *testing.T) map[string]time.Duration {
+	t.Helper()
+	out, err := exec.Command(os.Getenv("E2E_ROCKETMQ_SCRIPT"), "status").Output()
+	if err != nil {
+		t.Fatalf("E2E_ROCKETMQ_SCRIPT status: %v", err)
+	}
+	used := map[string]time.Duration{}
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Fields(line)
+		text, err := os.ReadFile("/proc/" + fields[2] + "/stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(text), ") ")
+		ticks := strings.Fields(rest)
+		user, _ := strconv.Atoi(ticks[11])
+		system, _ := strconv.Atoi(ticks[12])
+		used[fields[0]] = time.Duration(user+system) * 10 * time.Millisecond
+	}
+	return used
 }

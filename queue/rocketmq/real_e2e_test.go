@@ -4,12 +4,16 @@ package rocketmq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	rmq "github.com/apache/rocketmq-clients/golang/v5"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"penstock/lane"
 	"penstock/queue"
@@ -159,6 +163,58 @@ func TestRealOdd(t *testing.T) {
 		case <-time.After(20 * time.Second):
 			t.Errorf("%s: did not arrive", name)
 		}
+	}
+}
+
+// TestRealPoison: what is not ours in a lane is suspended and counted, and holds up
+// nobody but its own shard.
+func TestRealPoison(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, endpoint(t), nil)
+	c, times := f.run(t, func(m *queue.Message, _ int) queue.Result {
+		if m.Version != queue.Version {
+			return queue.Suspend(queue.MaxSuspend) // as the agent does
+		}
+		return queue.Ack()
+	})
+	f.send(t, "before")
+	eventually(t, "the first message", func() bool { return times("before") == 1 })
+	huge := strings.Repeat("\xff\x00", MaxBody/2)
+	for name, tc := range map[string]struct {
+		properties map[string]string
+		body       string
+	}{
+		"garbage":        {nil, "\x00\xff garbage"},
+		"one byte":       {map[string]string{pVersion: "1"}, "x"},
+		"huge":           {map[string]string{pVersion: "1", pPrompt: "-1", pID: "huge"}, huge},
+		"no number":      {map[string]string{pVersion: "one", pID: "no number"}, "x"},
+		"broken escapes": {map[string]string{pVersion: "1", pID: "%zz"}, "x"},
+		"version 99":     {map[string]string{pVersion: "99", pID: "version 99"}, "x"},
+	} {
+		key := lane.Key{Tier: "poison", Tenant: name}
+		f.announce(key)
+		msg := &rmq.Message{Topic: f.cfg.Topic, Body: []byte(tc.body)}
+		for k, v := range tc.properties {
+			msg.AddProperty(k, v)
+		}
+		msg.SetLiteTopic(lane.Name(f.cfg.Secret, key, 0))
+		if _, err := (*f.producer.send.Load())(t.Context(), msg); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	count := func(what string) float64 { return testutil.ToFloat64(c.metrics.failures.WithLabelValues(what)) }
+	eventually(t, "five unreadable ones and one of another version", func() bool { return count(failureMalformed) >= 5 && count(failureVersion) >= 1 })
+	began := time.Now()
+	f.send(t, "after")
+	eventually(t, "another lane goes on", func() bool { return times("after") == 1 })
+	t.Logf("a new lane beside six poisoned ones: %v", time.Since(began).Round(time.Millisecond))
+	if n := count(failureMalformed); n > 10 {
+		t.Errorf("five unreadable messages were looked at %v times", n)
+	}
+	began = time.Now()
+	err := f.publish(t.Context(), &queue.Message{Version: queue.Version, ID: "5 MB", Lane: lane.Key{Tenant: "after"}, Body: make([]byte, 5_000_000)})
+	if took := time.Since(began); !errors.Is(err, queue.ErrTooLarge) || !strings.Contains(err.Error(), "maxMessageSize") || took > time.Second {
+		t.Errorf("a body of 5 MB: %v after %v, want ErrTooLarge that names the limit, before it is sent", err, took)
 	}
 }
 
