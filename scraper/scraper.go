@@ -155,7 +155,9 @@ func (s *Scraper) Run(ctx context.Context) error {
 	grid := start.Add(time.Duration(hash.Sum64() % uint64(s.cfg.Interval)))
 	timer := time.NewTimer(time.Until(grid))
 	defer timer.Stop()
-	for last := grid; ; {
+	// due, not the time a timer fires at, is what the next tick counts from: a timer is
+	// always a little late.
+	for last, due := grid, grid; ; {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -171,8 +173,8 @@ func (s *Scraper) Run(ctx context.Context) error {
 		}
 		gap := s.pace.spent(spent, now.Sub(last))
 		s.interval.Store(int64(gap))
-		last = now
-		timer.Reset(time.Until(nextTick(grid, last.Add(gap), time.Now(), s.cfg.Interval)))
+		last, due = now, nextTick(grid, due.Add(gap), time.Now(), s.cfg.Interval)
+		timer.Reset(time.Until(due))
 	}
 }
 
