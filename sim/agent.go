@@ -102,7 +102,7 @@ func (a *agent) answer(t *ticket, v scheduler.Verdict) {
 		w.after(0, func() {
 			if !t.req.Aborted {
 				a.g.left(t)
-				w.refuse(t.v, v.Reason, 0)
+				w.refuse(t.v, 0)
 			}
 			a.g.settled(t)
 		})

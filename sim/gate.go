@@ -105,7 +105,7 @@ func (g *gate) arrive(v *visit) {
 		Limit: min(max(sloTTFT-firstToken, leastLimit), deadline), Own: l.own, Rate: rate,
 	}, w.time())
 	if a.Reason != reason.OK {
-		w.refuse(v, a.Reason, a.RetryAfter)
+		w.refuse(v, a.RetryAfter)
 		return
 	}
 	t.forecast = f

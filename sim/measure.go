@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"penstock/reason"
 	"penstock/scheduler"
 	"penstock/sim/engine"
 )
@@ -26,9 +25,11 @@ type Figures struct {
 	Recomputed   float64        `json:"recomputed_ratio"`   // of all tokens computed
 	Refused      float64        `json:"refused"`            // share that got no token because it was refused
 	Lost         float64        `json:"lost"`               // share that got none because its client went away
-	Quartiles    [4]float64     `json:"quartiles"`          // attainment by prompt length, shortest first, own prefill not counted
+	KV           float64        `json:"kv"`                 // mean usage of the KV cache
+	GoodputOwn   float64        `json:"goodput_own"`        // goodput where 2 s plus the prompt's own prefill on an idle engine are in time
+	Quartiles    [4]float64     `json:"quartiles"`          // attainment so measured, by prompt length, shortest first
 	Tenants      []float64      `json:"tenants,omitempty"`  // goodput of each
-	Verdicts     map[string]int `json:"verdicts,omitempty"` // what the scheduler told heads other than start
+	Verdicts     map[string]int `json:"verdicts,omitempty"` // what the scheduler told heads, over all shifts
 }
 
 // tally counts what happens in a world.
@@ -39,6 +40,8 @@ type tally struct {
 	verdicts   map[string]int
 	turned     []bool         // origins refused at least once
 	before     []engine.Stats // at the end of warm
+	usage      float64        // sum of the KV usage on the pages read since then
+	pages      int
 }
 
 func (t *tally) sent(v *visit) {
@@ -47,13 +50,17 @@ func (t *tally) sent(v *visit) {
 	}
 }
 
-func (t *tally) refused(v *visit, _ reason.Reason) { t.turned[v.origin] = true }
+func (t *tally) refused(v *visit) { t.turned[v.origin] = true }
 
-func (t *tally) told(v scheduler.Verdict) {
-	if v.Action != scheduler.Start {
-		t.verdicts[v.Action.String()+" "+v.Reason.String()]++
+// page is one that was read.
+func (t *tally) page(now time.Duration, kv float64) {
+	if now > t.warm {
+		t.usage += kv
+		t.pages++
 	}
 }
+
+func (t *tally) told(v scheduler.Verdict) { t.verdicts[v.Action.String()+" "+v.Reason.String()]++ }
 
 // good judges an attempt; one that runs still, by its tokens so far.
 func (v *visit) good(now, ttft time.Duration) bool {
@@ -126,11 +133,13 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 	f.TTFTp50, f.TTFTp99, f.GapP99 = quantile(ttft, .5), quantile(ttft, .99), quantile(gaps, .99)
 	t.engines(w, &f)
 	slices.Sort(prompts)
+	own := 0
 	var of4, good4 [4]float64
 	for i, o := range all {
 		if inSpan(i) {
 			k := quartile(prompts, arrivals[i].Prompt)
 			if of4[k]++; o.own {
+				own++
 				good4[k]++
 			}
 		}
@@ -138,6 +147,7 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 	for k := range of4 {
 		f.Quartiles[k] = good4[k] / max(of4[k], 1)
 	}
+	f.GoodputOwn = float64(own) / t.span.Seconds()
 	return f
 }
 
@@ -151,6 +161,7 @@ func (t *tally) engines(w *world, f *Figures) {
 		computed += s.TokensComputed - b.TokensComputed
 		recomputed += s.TokensRecomputed - b.TokensRecomputed
 	}
+	f.KV = t.usage / float64(max(t.pages, 1))
 	f.Preempted = 1000 * float64(preempted) / float64(max(finished, 1))
 	f.Recomputed = float64(recomputed) / float64(max(computed, 1))
 }
@@ -171,4 +182,38 @@ func quantile(d []time.Duration, q float64) float64 {
 	}
 	slices.Sort(d)
 	return d[min(len(d)-1, int(q*float64(len(d))))].Seconds()
+}
+
+// scalars are the figures that are one number, in a fixed order.
+func (f *Figures) scalars() []*float64 {
+	all := []*float64{
+		&f.Goodput, &f.Attainment, &f.TokenGoodput, &f.TTFTp50, &f.TTFTp99, &f.GapP99, &f.Preempted, &f.Recomputed,
+		&f.Refused, &f.Lost, &f.KV, &f.GoodputOwn,
+	}
+	for i := range f.Quartiles {
+		all = append(all, &f.Quartiles[i])
+	}
+	for i := range f.Tenants {
+		all = append(all, &f.Tenants[i])
+	}
+	return all
+}
+
+// median takes each figure's median over shifts for itself; verdicts are summed.
+func median(shifts []Figures) Figures {
+	m := Figures{Tenants: make([]float64, len(shifts[0].Tenants)), Verdicts: map[string]int{}}
+	for i, into := range m.scalars() {
+		var all []float64
+		for k := range shifts {
+			all = append(all, *shifts[k].scalars()[i])
+		}
+		slices.Sort(all)
+		*into = all[len(all)/2]
+	}
+	for k := range shifts {
+		for what, n := range shifts[k].Verdicts {
+			m.Verdicts[what] += n
+		}
+	}
+	return m
 }

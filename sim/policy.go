@@ -100,10 +100,13 @@ func concurrency(capacity) (out []setting) {
 	return out
 }
 
+// waits are the longest waits in line to try, for policies that have one.
+var waits = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, sloTTFT}
+
 // boundedQueue holds at most n in each engine, the others wait at most ttl.
 func boundedQueue(capacity) (out []setting) {
-	for _, n := range []int{16, 32, 64, 96, 128, 256} {
-		for _, ttl := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second} {
+	for _, n := range []int{8, 16, 32, 64, 96, 128, 256} {
+		for _, ttl := range waits {
 			out = append(out, setting{fmt.Sprintf("%d in flight, wait %v", n, ttl), nil, inFront(rules{pass: below(n), ttl: ttl})})
 		}
 	}
@@ -117,7 +120,7 @@ func below(n int) func(*queue, *visit) bool {
 // watermarkTTL is the gauge's two marks and a wait bounded by the limit of the
 // first token, as gateways with a saturation detector are set up.
 func watermarkTTL(capacity) (out []setting) {
-	for _, ttl := range []time.Duration{time.Second, 2 * time.Second} {
+	for _, ttl := range waits {
 		out = append(out, setting{fmt.Sprintf("0.8/0.7, queue 5, wait %v", ttl), nil, inFront(rules{pass: gaugeBelow(0.8, 0.7, 5), ttl: ttl})})
 	}
 	return out
@@ -154,31 +157,35 @@ func vllmCaps(c capacity) (out []setting) {
 }
 
 // tokenBucket lets in tokens, prompts and the mean output, at a share of the
-// engine's capacity; a burst of one second; who waits for longer than 2 s is refused.
+// engine's capacity, a burst of one second.
 func tokenBucket(c capacity) (out []setting) {
 	for _, share := range []float64{0.8, 0.9, 1} {
-		out = append(out, setting{fmt.Sprintf("%.1f of capacity, wait 2s", share), nil, func(w *world) (front, error) {
-			rate := share * c.tokens * float64(len(w.units))
-			return newQueue(w, rules{ttl: sloTTFT, pass: func(q *queue, v *visit) bool {
-				q.level = max(q.level-rate*(w.now-q.leaked).Seconds(), 0)
-				q.leaked = w.now
-				if q.level > rate {
-					return false
-				}
-				q.level += float64(v.guessed()) + c.output
-				return true
-			}}), nil
-		}})
+		for _, ttl := range waits {
+			out = append(out, setting{fmt.Sprintf("%.1f of capacity, wait %v", share, ttl), nil, func(w *world) (front, error) {
+				rate := share * c.tokens * float64(len(w.units))
+				return newQueue(w, rules{ttl: ttl, pass: func(q *queue, v *visit) bool {
+					q.level = max(q.level-rate*(w.now-q.leaked).Seconds(), 0)
+					q.leaked = w.now
+					if q.level > rate {
+						return false
+					}
+					q.level += float64(v.guessed()) + c.output
+					return true
+				}}), nil
+			}})
+		}
 	}
 	return out
 }
 
 // backpressure lets at most n requests be in an engine without a first token: its
-// queue stays short whatever its memory holds; who waits for longer than 2 s is refused.
+// queue stays short whatever its memory holds.
 func backpressure(capacity) (out []setting) {
-	for _, n := range []int{1, 2, 4, 8, 16} {
-		pass := func(q *queue, _ *visit) bool { return q.firsts[q.target()] < n }
-		out = append(out, setting{fmt.Sprintf("%d without a first token, wait 2s", n), nil, inFront(rules{pass: pass, ttl: sloTTFT})})
+	for _, n := range []int{1, 2, 4, 8} {
+		for _, ttl := range waits {
+			pass := func(q *queue, _ *visit) bool { return q.firsts[q.target()] < n }
+			out = append(out, setting{fmt.Sprintf("%d without a first token, wait %v", n, ttl), nil, inFront(rules{pass: pass, ttl: ttl})})
+		}
 	}
 	return out
 }

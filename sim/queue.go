@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"penstock/reason"
 	"penstock/scheduler"
 )
 
@@ -52,7 +51,7 @@ func (q *queue) pump() {
 		case q.rules.ttl > 0 && waited > q.rules.ttl,
 			q.rules.shed && q.speed.known() && waited+q.speed.predict(q.pending[unit]+v.guessed()) > sloTTFT && (waited > 0 || q.firsts[unit] > 0):
 			q.line = q.line[1:]
-			q.w.refuse(v, reason.Overloaded, 0)
+			q.w.refuse(v, 0)
 			continue
 		case q.rules.pass != nil && !q.rules.pass(q, v):
 			return

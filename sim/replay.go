@@ -175,22 +175,22 @@ func (c *cell) run(shift int) error {
 	return nil
 }
 
-// median is the figures of the shift with the median goodput.
-func (c *cell) median() (f Figures, spread [2]float64) {
-	all := slices.Clone(c.shifts)
-	slices.SortFunc(all, func(a, b Figures) int { return cmp.Compare(a.Goodput, b.Goodput) })
-	return all[len(all)/2], [2]float64{all[0].Goodput, all[len(all)-1].Goodput}
+// row is the cell's medians over the shifts.
+func (c *cell) row() Row {
+	least, most := c.shifts[0].Goodput, c.shifts[0].Goodput
+	for _, f := range c.shifts {
+		least, most = min(least, f.Goodput), max(most, f.Goodput)
+	}
+	return Row{
+		Policy: c.policy.Name, Workload: c.cfg.Workload.Name, Profile: c.cfg.Profile.Name,
+		Load: c.load, Offered: c.rate, Figures: median(c.shifts), Spread: [2]float64{least, most}, Setting: c.setting.name,
+	}
 }
 
 // best makes a row of the best setting of each policy at each load.
 func best(cells []*cell) (rows []Row) {
 	for _, c := range cells {
-		f, spread := c.median()
-		row := Row{
-			Policy: c.policy.Name, Workload: c.cfg.Workload.Name, Profile: c.cfg.Profile.Name,
-			Load: c.load, Offered: c.rate, Figures: f, Spread: spread, Setting: c.setting.name,
-		}
-		last := len(rows) - 1
+		row, last := c.row(), len(rows)-1
 		if last < 0 || rows[last].Policy != row.Policy || rows[last].Load != row.Load {
 			rows = append(rows, row)
 		} else if row.Goodput > rows[last].Goodput {

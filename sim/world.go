@@ -7,7 +7,6 @@ package sim
 import (
 	"time"
 
-	"penstock/reason"
 	"penstock/scheduler"
 	"penstock/sim/engine"
 )
@@ -167,9 +166,9 @@ func (w *world) leave(v *visit) {
 }
 
 // refuse answers a visit that runs nowhere. retry is what the client is told; 0 = nothing.
-func (w *world) refuse(v *visit, why reason.Reason, retry time.Duration) {
+func (w *world) refuse(v *visit, retry time.Duration) {
 	v.phase = failed
-	w.tally.refused(v, why)
+	w.tally.refused(v)
 	w.again(v, retry)
 }
 
@@ -194,7 +193,7 @@ func (w *world) submit(v *visit, unit int) {
 		}
 		u := w.units[unit]
 		if err := u.engine.Submit(engine.Request{ID: v.id, Prompt: v.Prompt, Output: v.Output}); err != nil {
-			w.refuse(v, reason.EngineBusy, 0)
+			w.refuse(v, 0)
 			w.front.ended(v)
 			return
 		}
@@ -253,6 +252,7 @@ func (w *world) hear(e *engine.Event) {
 // poll reads the engine's page.
 func (u *unit) poll() {
 	w, s := u.w, u.engine.Stats()
+	w.tally.page(w.now, s.KV)
 	asked := w.time()
 	p := scheduler.Sample{
 		Asked: asked, At: asked.Add(pageAge), KV: s.KV, Running: s.Running, Waiting: s.Waiting, KVTokens: u.capacity(), Ranks: 1,

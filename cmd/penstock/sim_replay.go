@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -10,64 +13,129 @@ import (
 	"penstock/sim"
 )
 
+// replayNames are what the command's flags name.
+type replayNames struct {
+	workloads, profiles, policies []string
+	output                        string
+}
+
 func newSimReplay() *cobra.Command {
 	cfg := sim.DefaultConfig()
-	var workloads, profiles, policies []string
-	var output string
+	var names replayNames
 	cmd := &cobra.Command{
 		Use:   "replay",
 		Short: "Replay a trace in virtual time and compare ways to let requests in",
+		Long: fmt.Sprintf(`sim replay sends the requests of a trace at simulated engines, once per policy and load, and counts the good ones:
+first token within 2s, at most 100ms per token, no pause above 1s. Time is virtual, so an hour takes seconds, and the
+same --seed gives the same figures. Load 1 is what the engine does of this workload when it never waits for work and
+lengths are known. A policy with settings is shown with its best one at each load, so that none loses by its setting.
+Figures are medians over --shifts places in the trace; requests that arrive within --warm are not counted.
+
+Policies (penstock's own run the code of production):
+  forecast, law-watermark   penstock under scheduler.law forecast and watermark
+  oracle                    penstock under forecast, told all lengths
+  none                      everything goes to vLLM at once
+  concurrency               at most N in each engine; refuses whose first token would come too late
+  bounded-queue             at most N in each engine, the others wait at most T
+  watermark, watermark-ttl  vLLM's gauges: KV usage below 0.8, again below 0.7, fewer than 5 waiting; with a longest wait
+  gauge-shed                KV usage below 0.8 and fewer than 5 waiting; refuses as concurrency does
+  vllm-caps                 vLLM's own --max-num-queued-tokens and --max-num-queued-reqs, with --watermark 0.05
+  token-bucket              a rate of tokens, a share of what the engine can do
+  backpressure              at most N in each engine without a first token
+
+A profile file is YAML: engines, kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, and the
+time of a step: step + per_prefill_token x prompt tokens + per_sequence x sequences that decode + per_kv_token x KV tokens.
+A trace file is CSV (columns TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines (timestamp in ms, input_length,
+output_length).
+
+Included: %s on %s.`, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Profiles(), ", ")),
+		Example: `  penstock sim replay
+  penstock sim replay --trace mooncake --profile prefill-bound --policy all --load 1,2 -o json
+  penstock sim replay --trace my.csv --profile my-gpu.yaml --policy forecast,vllm-caps -o svg > goodput.svg`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" && output != "svg" {
-				return usage("-o %q: want table, json or svg", output)
+			runs, err := names.load(cfg)
+			if err != nil {
+				return err
 			}
-			var err error
-			if cfg.Policies, err = sim.FindPolicies(policies); err != nil {
-				return usage("--policy: %w", err)
+			rows, err := replay(cmd.Context(), runs, cmd.ErrOrStderr())
+			if err != nil {
+				return err
 			}
-			var rows []sim.Row
-			for _, name := range workloads {
-				if cfg.Workload, err = sim.Load(name); err != nil {
-					return usage("--trace: %w", err)
-				}
-				for _, name := range profiles {
-					if cfg.Profile, err = sim.LoadProfile(name); err != nil {
-						return usage("--profile: %w", err)
-					}
-					if err := cfg.Validate(); err != nil {
-						return usage("%w", err)
-					}
-					begun, said := time.Now(), time.Now()
-					more, err := sim.Run(cmd.Context(), cfg, func(done, all int) {
-						if done == all {
-							said = time.Now()
-						}
-						_ = begun
-					})
-					if err != nil {
-						return err
-					}
-					_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "%s on %s: %v\n", cfg.Workload.Name, cfg.Profile.Name, said.Sub(begun).Round(time.Millisecond))
-					rows = append(rows, more...)
-				}
-			}
-			if output == "json" {
-				return writeJSON(cmd.OutOrStdout(), map[string]any{"rows": rows})
-			}
-			return sim.Table(cmd.OutOrStdout(), rows)
+			return writeReplay(cmd.OutOrStdout(), cfg, rows, names.output)
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&workloads, "trace", []string{"conv"}, "workloads: "+strings.Join(sim.Workloads(), ", ")+", or trace files")
-	f.StringSliceVar(&profiles, "profile", []string{"kv-bound"}, "engines: "+strings.Join(sim.Profiles(), ", ")+", or YAML files")
-	f.StringSliceVar(&policies, "policy", []string{"forecast", "none", "watermark-ttl"}, "all, or some of: "+strings.Join(sim.Policies(), ", "))
+	f.StringSliceVar(&names.workloads, "trace", []string{"conv"}, "workloads: "+strings.Join(sim.Workloads(), ", ")+", or trace files")
+	f.StringSliceVar(&names.profiles, "profile", []string{"kv-bound"}, "engines: "+strings.Join(sim.Profiles(), ", ")+", or YAML files")
+	f.StringSliceVar(&names.policies, "policy", []string{"forecast", "law-watermark", "oracle", "none", "watermark-ttl", "vllm-caps"}, "all, or some of: "+strings.Join(sim.Policies(), ", "))
 	f.Float64SliceVar(&cfg.Loads, "load", cfg.Loads, "offered requests over what the engines can do")
 	f.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of everything drawn")
-	f.IntVar(&cfg.Shifts, "shifts", cfg.Shifts, "places in the trace to begin at; figures are the median over them")
-	f.DurationVar(&cfg.Warm, "warm", cfg.Warm, "virtual time that is not measured")
-	f.DurationVar(&cfg.Span, "span", cfg.Span, "virtual time that is")
-	f.DurationVar(&cfg.Clients.Patience, "patience", cfg.Clients.Patience, "clients go away without a first token by then; 0 = never")
-	f.IntVar(&cfg.Clients.Retries, "retries", cfg.Clients.Retries, "times a client comes back, at Retry-After or after 1, 2, 4 s")
-	f.StringVarP(&output, "output", "o", "table", "table, json or svg")
+	f.IntVar(&cfg.Shifts, "shifts", cfg.Shifts, "places in the trace to begin at")
+	f.DurationVar(&cfg.Warm, "warm", cfg.Warm, "virtual time before figures are taken")
+	f.DurationVar(&cfg.Span, "span", cfg.Span, "virtual time of which they are")
+	f.DurationVar(&cfg.Clients.Patience, "patience", cfg.Clients.Patience, "clients go away that have no first token by then; 0 = they wait for ever")
+	f.IntVar(&cfg.Clients.Retries, "retries", cfg.Clients.Retries, "times a client comes back: when Retry-After says, else after 1, 2, 4 s and so on")
+	f.StringVarP(&names.output, "output", "o", "table", "table, json or svg")
 	return cmd
+}
+
+// load makes a run for each workload on each profile.
+func (n *replayNames) load(cfg sim.Config) (runs []sim.Config, err error) {
+	if n.output != "table" && n.output != "json" && n.output != "svg" {
+		return nil, usage("-o %q: want table, json or svg", n.output)
+	}
+	if cfg.Policies, err = sim.FindPolicies(n.policies); err != nil {
+		return nil, usage("--policy: %w", err)
+	}
+	for _, workload := range n.workloads {
+		if cfg.Workload, err = sim.Load(workload); err != nil {
+			return nil, usage("--trace: %w", err)
+		}
+		for _, profile := range n.profiles {
+			if cfg.Profile, err = sim.LoadProfile(profile); err != nil {
+				return nil, usage("--profile: %w", err)
+			}
+			if err := cfg.Validate(); err != nil {
+				return nil, usage("%w", err)
+			}
+			runs = append(runs, cfg)
+		}
+	}
+	return runs, nil
+}
+
+// replay runs them one after another and tells about every five seconds how far it is.
+func replay(ctx context.Context, runs []sim.Config, progress io.Writer) (rows []sim.Row, err error) {
+	for i, cfg := range runs {
+		begun := time.Now()
+		var mu sync.Mutex // guards said and progress
+		said := begun
+		more, err := sim.Run(ctx, cfg, func(done, all int) {
+			mu.Lock()
+			defer mu.Unlock()
+			if now := time.Now(); done == all || now.Sub(said) > 5*time.Second {
+				said = now
+				_, _ = fmt.Fprintf(progress, "%s on %s (%d of %d): %d of %d replays, %v\n",
+					cfg.Workload.Name, cfg.Profile.Name, i+1, len(runs), done, all, now.Sub(begun).Round(100*time.Millisecond))
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
+func writeReplay(w io.Writer, cfg sim.Config, rows []sim.Row, output string) error {
+	switch output {
+	case "json":
+		return writeJSON(w, map[string]any{
+			"apiVersion": "penstock/v1", "seed": cfg.Seed, "shifts": cfg.Shifts, "warm": cfg.Warm.String(), "span": cfg.Span.String(),
+			"patience": cfg.Clients.Patience.String(), "retries": cfg.Clients.Retries, "rows": rows,
+		})
+	case "svg":
+		return sim.SVG(w, rows)
+	}
+	return sim.Table(w, rows)
 }
