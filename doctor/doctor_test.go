@@ -119,7 +119,7 @@ func TestChecks(t *testing.T) {
 		}, "RocketMQ/proxy", Fail, "no permission", "mqadmin createAcl", "RocketMQ/group"},
 		{"no right to the group", func(w *world) {
 			w.broker.Group = rocketmq.Answer{Code: "UNAUTHORIZED", Text: "User:a has no permission to access Group:penstock-agents"}
-		}, "RocketMQ/group", Fail, "no permission", "a gateway's user needs no right", "RocketMQ/batch"},
+		}, "RocketMQ/group", Fail, "no permission", "Sub on topic and group for an agent", "RocketMQ/batch"},
 		{"bad credentials", func(w *world) { w.broker = rocketmq.Report{Route: rocketmq.Answer{Code: "UNAUTHORIZED"}} }, "RocketMQ/proxy", Fail, "UNAUTHORIZED", "--rocketmq-credentials-file", "RocketMQ/group"},
 		{"no topic", func(w *world) {
 			w.broker = rocketmq.Report{Route: rocketmq.Answer{Code: "TOPIC_NOT_FOUND", Text: "CODE: 17\nsee"}}
