@@ -55,7 +55,7 @@ var allowed = map[string][]string{
 
 	"admin": {},
 	"agent": {
-		"abort", "admin", "fleet", "lane", "proto/penstock/v1", "queue", "reason", "registry", "response", "scheduler", "scraper", "vllm",
+		"abort", "admin", "fleet", "lane", "proto/penstock/v1", "queue", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
 	},
 	"gateway/openai": {},
 	"gateway": {

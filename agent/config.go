@@ -7,6 +7,7 @@ import (
 
 	"penstock/scheduler"
 	"penstock/scraper"
+	"penstock/scraper/nvml"
 	"penstock/vllm"
 )
 
@@ -25,11 +26,14 @@ type Config struct {
 
 	Engine    vllm.Config
 	Scraper   scraper.Config
+	NVML      nvml.Config // of the engine's GPUs, which are on this host
 	Scheduler scheduler.Config
 }
 
 // DefaultConfig leaves Node and the engine's URL to the caller; see SetEngine.
 func DefaultConfig() Config {
+	gpus := nvml.DefaultConfig()
+	gpus.Path = nvml.Off // the engine may be on another host
 	return Config{
 		Grace:        30 * time.Second,
 		LeaveAfter:   2 * time.Second,
@@ -39,6 +43,7 @@ func DefaultConfig() Config {
 		StoreTimeout: time.Second,
 		Engine:       vllm.DefaultConfig(),
 		Scraper:      scraper.DefaultConfig(),
+		NVML:         gpus,
 		Scheduler:    scheduler.DefaultConfig(),
 	}
 }

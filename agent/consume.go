@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"penstock/abort"
 	"penstock/queue"
 	"penstock/reason"
@@ -291,8 +293,9 @@ func (a *Agent) request(now time.Time, m *queue.Message) scheduler.Request {
 	hash, _ := strconv.ParseUint(m.ID[:min(len(m.ID), 16)], 16, 64) // ids are random hex; any other id draws 0
 	return scheduler.Request{
 		Hash: hash, PromptTokens: m.PromptTokens, SafePrompt: m.SafePrompt, ExpectedOut: m.ExpectedOut, MaxTokens: m.MaxTokens,
-		Sequences: max(m.Sequences, 1), Opened: m.Opened, Deadline: m.Deadline,
-		SLOTTFT: m.SLOTTFT, SLOTTFTNamed: m.SLOTTFTNamed, Stream: m.Stream, Aborted: a.seen.Marked(now, m.ID),
+		Sequences: max(m.Sequences, 1), Class: xxhash.Sum64String(m.Lane.Tenant + "\x00" + m.Lane.Model), Model: xxhash.Sum64String(m.Lane.Model),
+		Opened: m.Opened, Deadline: m.Deadline,
+		SLOTTFT: m.SLOTTFT, SLOTTFTNamed: m.SLOTTFTNamed, SLOTPOT: m.SLOTPOT, Stream: m.Stream, Aborted: a.seen.Marked(now, m.ID),
 	}
 }
 

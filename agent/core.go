@@ -9,12 +9,17 @@ import (
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/scheduler"
+	"penstock/scraper/nvml"
 	"penstock/vllm"
 )
 
 // distrustPause is how long a head waits after the engine failed a start: about
 // two polls, by when a good sample has shown that it lives or none has come.
 const distrustPause = 100 * time.Millisecond
+
+// gpuPause is how long a head waits at an engine whose GPU is lost or at fault: it
+// does not come back by itself.
+const gpuPause = time.Second
 
 // core is the shell around the decision: one mutex, the scheduler's state and what
 // must change together with it. Nothing under the mutex does IO or waits.
@@ -28,8 +33,9 @@ type core struct {
 	health   pulse
 	runs     map[string]*run // by request id, between begin and end
 	last     scheduler.Sample
-	bad      error     // why the last scrape was bad; nil = it was good
-	dead     bool      // the engine's process is gone, says its HTTP side
+	bad      error // why the last scrape was bad; nil = it was good
+	dead     bool  // the engine's process is gone, says its HTTP side
+	gpu      nvml.Sample
 	models   []string  // sorted; replaced, never changed
 	unnamed  error     // why the engine did not say its models when last asked; nil = it did
 	longest  int       // max_model_len; 0 = not known
@@ -59,8 +65,9 @@ func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v := c.sched.Decide(now, req)
-	if v.Action == scheduler.Start && (c.dead || !c.failed.IsZero()) {
-		v = scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.EngineDown, After: distrustPause}
+	if bar, barred := c.barred(); v.Action == scheduler.Start && barred {
+		bar.Action = scheduler.Suspend
+		v = bar
 	}
 	if v.Action == scheduler.Start && len(c.room.heads) == 0 {
 		return c.note(now, m.ID, req, answer{v, c.sched.Reserve(now, req)}), nil
@@ -95,8 +102,9 @@ func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (
 // fill starts heads from the room while Pick finds one that may, and returns what
 // stops the next. Everything that can free capacity calls it.
 func (c *core) fill(now time.Time) scheduler.Verdict {
-	if c.dead || !c.failed.IsZero() {
-		return scheduler.Verdict{Action: scheduler.Hold, Reason: reason.EngineDown, After: distrustPause}
+	if bar, barred := c.barred(); barred {
+		bar.Action = scheduler.Hold
+		return bar
 	}
 	for len(c.room.heads) > 0 {
 		i, v := c.sched.Pick(now, c.room.reqs)
@@ -110,6 +118,18 @@ func (c *core) fill(now time.Time) scheduler.Verdict {
 		c.leave(now, i, a)
 	}
 	return scheduler.Verdict{}
+}
+
+// barred is why nothing may start although the scheduler, which knows pages only,
+// sees no reason.
+func (c *core) barred() (scheduler.Verdict, bool) {
+	switch {
+	case c.gpu.Reason != reason.None && c.gpu.Reason != reason.OK:
+		return scheduler.Verdict{Reason: c.gpu.Reason, After: gpuPause}, true
+	case c.dead || !c.failed.IsZero():
+		return scheduler.Verdict{Reason: reason.EngineDown, After: distrustPause}, true
+	}
+	return scheduler.Verdict{}, false
 }
 
 // leave answers head i of the room.
@@ -166,6 +186,14 @@ func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer
 	changed = c.health.sample() || changed
 	c.fill(now)
 	return changed, !usable(was) && usable(c.health.condition)
+}
+
+// observeGPU takes what the GPU helper says and reports whether the condition changed.
+func (c *core) observeGPU(now time.Time, s nvml.Sample) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gpu = s
+	return c.condition(now) != c.health.condition
 }
 
 // look takes the passing of time and reports whether the condition changed. The

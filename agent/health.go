@@ -28,7 +28,7 @@ const (
 // is not a condition: Suspend is the brake then.
 func usable(c reason.Reason) bool {
 	switch c {
-	case reason.Starting, reason.Blind, reason.Stuck, reason.Asleep, reason.Draining, reason.EngineDown:
+	case reason.Starting, reason.Blind, reason.Stuck, reason.Asleep, reason.Draining, reason.EngineDown, reason.GPULost, reason.GPUFault:
 		return false
 	}
 	return true
@@ -40,6 +40,9 @@ func (a *Agent) check(ctx context.Context, _ time.Time) {
 	call, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
 	if dead, err := a.engine.dead(call); err == nil && a.core.setDead(dead) {
+		if !dead && a.gpus != nil {
+			a.gpus.EngineRestarted()
+		}
 		kick(a.changed)
 	}
 }
@@ -56,6 +59,9 @@ func (c *core) setDead(dead bool) (changed bool) {
 // so, or it answers neither a request nor the scraper.
 func (c *core) condition(now time.Time) reason.Reason {
 	why := c.sched.Condition(now)
+	if bar, barred := c.barred(); barred && bar.Reason != reason.EngineDown && why != reason.Draining {
+		return bar.Reason // before blind or stuck, which come of it
+	}
 	if usable(why) && (c.dead || !c.failed.IsZero() && c.bad != nil) {
 		return reason.EngineDown
 	}
@@ -65,8 +71,8 @@ func (c *core) condition(now time.Time) reason.Reason {
 // view is the scheduler's with that condition.
 func (c *core) view(now time.Time) scheduler.View {
 	v := c.sched.View(now)
-	if v.Condition = c.condition(now); v.Condition == reason.EngineDown {
-		v.Gate = reason.EngineDown
+	if v.Condition = c.condition(now); !usable(v.Condition) {
+		v.Gate = v.Condition
 	}
 	return v
 }
@@ -171,6 +177,8 @@ func (c *core) cause() string {
 	switch {
 	case c.health.condition == reason.Stuck:
 		return fmt.Sprintf("%d running, %d waiting, nothing moves", c.last.Running, c.last.Waiting)
+	case c.health.condition == reason.GPULost || c.health.condition == reason.GPUFault:
+		return c.gpu.Detail[:min(len(c.gpu.Detail), causeLen)]
 	case c.health.condition == reason.EngineDown && c.dead:
 		return "/health says that its process is dead"
 	case c.bad != nil:

@@ -63,7 +63,7 @@ func expected(a scheduler.Action, r reason.Reason) bool {
 	case scheduler.Drop:
 		return r == reason.Aborted || r == reason.DeadlinePassed || r == reason.TooLarge
 	case scheduler.Suspend:
-		return r >= reason.KVHigh && r <= reason.Starting || r == reason.EngineDown
+		return r >= reason.KVHigh && r <= reason.GPUFault || r == reason.EngineDown
 	}
 	return r >= reason.KVHigh && r < reason.Stale
 }

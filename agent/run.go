@@ -22,6 +22,7 @@ import (
 	"penstock/registry"
 	"penstock/scheduler"
 	"penstock/scraper"
+	"penstock/scraper/nvml"
 	"penstock/vllm"
 )
 
@@ -74,6 +75,8 @@ type Agent struct {
 	close   func()                      // ends the engine's idle connections
 	scrape  func(context.Context) error // reads samples until its context ends
 
+	gpus *nvml.Reader // nil: off
+
 	running *abort.Running
 	seen    *abort.Seen
 
@@ -123,6 +126,11 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 		return nil, err
 	}
 	a.scrape, a.core.poll = s.Run, s.Interval
+	if cfg.NVML.Path != nvml.Off {
+		if a.gpus, err = nvml.New(cfg.NVML, a.log, deps.Metrics, a.observeGPU); err != nil {
+			return nil, err
+		}
+	}
 	return a, nil
 }
 
@@ -135,6 +143,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer stop()
 	g, work := errgroup.WithContext(outlives)
 	g.Go(func() error { return a.scrape(work) })
+	if a.gpus != nil {
+		g.Go(func() error { return a.gpus.Run(work) })
+	}
 	g.Go(func() error { return a.askModels(work) })
 	g.Go(func() error { return every(work, checkEvery, a.suspect, a.check) })
 	g.Go(func() error { return every(work, watchEvery, a.changed, a.watch) })
@@ -207,8 +218,18 @@ func (a *Agent) observe(s scheduler.Sample) {
 	if changed {
 		kick(a.changed)
 	}
+	if s.Restarted && a.gpus != nil {
+		a.gpus.EngineRestarted()
+	}
 	if back || s.Restarted {
 		kick(a.ask)
+	}
+}
+
+// observeGPU is the GPU helper's sample.
+func (a *Agent) observeGPU(s nvml.Sample) {
+	if a.core.observeGPU(time.Now(), s) {
+		kick(a.changed)
 	}
 }
 

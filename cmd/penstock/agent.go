@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"penstock/queue/rocketmq"
 	registryredis "penstock/registry/redis"
 	responseredis "penstock/response/redis"
+	"penstock/scraper/nvml"
 	"penstock/systemd"
 )
 
@@ -51,6 +53,10 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 				}
 			}
 			cfg.SetEngine(text("engine"))
+			cfg.NVML.Path = text("nvml")
+			if gpus := text("gpus"); gpus != "" {
+				cfg.NVML.GPUs = strings.Split(gpus, ",")
+			}
 			cfg.Engine.APIKey = opts.engineKey
 			others, err := readGossip(cmd.Flags(), cfg.Node)
 			if err != nil {
@@ -63,6 +69,8 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	f.String("engine", defaultEngine, "URL of the vLLM engine")
 	f.String("engine-api-key-file", "", "file with the API key that the engine asks for")
 	f.String("node", "", "unique name of this agent (default: the host's name)")
+	f.String("nvml", nvml.Auto, `GPU helper: "auto" looks for penstock-nvml beside this program and in PATH, "off", or its path`)
+	f.String("gpus", "", "GPUs of this engine, indices or UUIDs, such as 0,1 (default: $CUDA_VISIBLE_DEVICES, else all of the host)")
 	f.String("pool", "", "hardware class of this engine; lanes that ask for another are left alone")
 	grpcFlags(f)
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
