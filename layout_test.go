@@ -58,6 +58,7 @@ var allowed = map[string][]string{
 		"abort", "admin", "fleet", "lane", "proto/penstock/v1", "queue", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
 	},
 	"gateway/openai": {},
+	"gateway/direct": {"proto/penstock/v1"},
 	"gateway": {
 		"gateway/openai", "admin", "cost", "fleet", "lane", "queue", "reason", "registry", "response",
 	},

@@ -25,7 +25,7 @@ func (g service) Abort(_ context.Context, r *penstockv1.AbortRequest) (*penstock
 	} else {
 		g.unknown.Inc()
 	}
-	g.log.Info("abort by grpc", "id", r.GetId(), "attempt", r.GetAttempt(), "running", found)
+	g.log.Debug("abort by grpc", "id", r.GetId(), "attempt", r.GetAttempt(), "running", found)
 	return &penstockv1.AbortResponse{Running: found}, nil
 }
 

@@ -282,18 +282,32 @@ func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
 func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
 	ctx, done := context.WithTimeout(context.WithoutCancel(x.r.Context()), storeWait)
 	defer done()
-	if x.g.deps.Abort != nil && !onlyIfQueued {
-		x.g.deps.Abort(x.id)
+	told := x.relay.node
+	if !onlyIfQueued {
+		if x.g.deps.Abort != nil {
+			x.g.deps.Abort(x.id)
+		}
+		x.tell(told)
 	}
 	c, err := x.g.deps.Records.Cancel(ctx, x.id, onlyIfQueued)
 	if err != nil {
 		x.g.warn("cancel", err)
+	}
+	if !onlyIfQueued && c.Owner != told {
+		x.tell(c.Owner)
 	}
 	queued := err == nil && (c.State == registry.Queued || c.State == registry.Unknown)
 	if x.g.deps.Discard != nil && (queued || !onlyIfQueued) {
 		x.g.deps.Discard(x.id)
 	}
 	return c, err
+}
+
+// tell tells node, "" for none, that the request is over.
+func (x *exchange) tell(node string) {
+	if node != "" && x.g.deps.Direct != nil {
+		x.g.deps.Direct(x.g.directory.address(node), x.id)
+	}
 }
 
 // seed is random per request.

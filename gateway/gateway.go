@@ -54,6 +54,9 @@ type Deps struct {
 	// Abort tells the agents that a request is over by a way beside the record store,
 	// whose cancel is the truth; it does not wait. Optional.
 	Abort func(id string)
+	// Direct tells the agent at address alone, where it is known who runs the request;
+	// "" = its address is not. It does not wait. Optional.
+	Direct func(address, id string)
 	// Rows returns the engines' rows; optional.
 	Rows func() []fleet.Row
 	// Cause says on one line why an engine takes no work; "" = not known, or it does.

@@ -91,6 +91,16 @@ func (d *directory) read(ctx context.Context, maxAge time.Duration) (*reading, e
 	return now, nil
 }
 
+// address is where the agent of node is reached, as last read; "" = not known.
+func (d *directory) address(node string) string {
+	if last := d.last.Load(); last != nil {
+		if i := slices.IndexFunc(last.engines, func(e registry.Engine) bool { return e.Node == node }); i >= 0 {
+			return last.engines[i].GRPC
+		}
+	}
+	return ""
+}
+
 // known returns the engines that serve model, live or lately seen. Where none does,
 // it returns those that may, since they have not said what they serve, and whether
 // the model is certainly not served here.

@@ -85,7 +85,7 @@ func newStage(t *testing.T, change func(*Config, *Deps)) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.records.PutEngine(t.Context(), registry.Engine{Node: "n1", Models: []string{"q"}, MaxModelLen: 4096, State: reason.OK}); err != nil {
+	if err := s.records.PutEngine(t.Context(), registry.Engine{Node: "n1", GRPC: "n1:4781", Models: []string{"q"}, MaxModelLen: 4096, State: reason.OK}); err != nil {
 		t.Fatal(err)
 	}
 	cfg := DefaultConfig()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -301,7 +302,11 @@ func TestClientGone(t *testing.T) {
 		}},
 	} {
 		t.Run(c.stage, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, s *stage) {
+			synctest.Test(t, func(t *testing.T) {
+				var direct []string
+				s := newStage(t, func(_ *Config, d *Deps) {
+					d.Direct = func(address, id string) { direct = append(direct, address+" "+id) }
+				})
 				_, gone, finished := s.ask(streamBody)
 				m := c.upTo(s)
 				synctest.Wait()
@@ -313,12 +318,39 @@ func TestClientGone(t *testing.T) {
 				if c.stage != "queued" && (len(s.canceled) != 1 || s.canceled[0] != m.ID) {
 					t.Errorf("owner told of %v, want %s", s.canceled, m.ID)
 				}
+				want := []string{"n1:4781 " + m.ID}
+				if c.stage == "queued" {
+					want = nil
+				}
+				if !slices.Equal(direct, want) {
+					t.Errorf("told directly: %q, want %q", direct, want)
+				}
 				if log := s.log.String(); !strings.Contains(log, "status=499 outcome=aborted reason=client_gone") {
 					t.Errorf("log = %q, want a 499", log)
 				}
 			})
 		})
 	}
+}
+
+// TestClientGoneStoreAway: who streams is known without the store.
+func TestClientGoneStoreAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var direct []string
+		s := newStage(t, func(_ *Config, d *Deps) {
+			d.Records = &awayRecords{Records: d.Records}
+			d.Direct = func(address, id string) { direct = append(direct, address+" "+id) }
+		})
+		_, gone, finished := s.ask(streamBody)
+		n := s.start()
+		n.first(chunk1)
+		synctest.Wait()
+		gone()
+		<-finished
+		if want := []string{"n1:4781 " + n.id}; !slices.Equal(direct, want) {
+			t.Errorf("told directly: %q, want %q", direct, want)
+		}
+	})
 }
 
 // counter reads one series.
