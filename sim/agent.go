@@ -34,7 +34,7 @@ func (a *agent) handle(t *ticket) {
 		a.answer(t, v)
 		return
 	}
-	fits := a.free(t.line)
+	fits := a.free(t.line.lane)
 	full := scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.RoomFull, After: v.After}
 	if v.Action == scheduler.Hold && !fits {
 		a.answer(t, full)
@@ -61,10 +61,10 @@ func (a *agent) handle(t *ticket) {
 }
 
 // free reports whether the room has a place for a head of this lane.
-func (a *agent) free(l *line) bool {
+func (a *agent) free(l *lanes) bool {
 	n := 0
 	for _, t := range a.heads {
-		if t.line == l {
+		if t.line.lane == l {
 			n++
 		}
 	}
@@ -101,6 +101,7 @@ func (a *agent) answer(t *ticket, v scheduler.Verdict) {
 	case scheduler.Drop:
 		w.after(0, func() {
 			if !t.req.Aborted {
+				a.g.outstanding(t, false)
 				a.g.left(t)
 				w.refuse(t.v, 0)
 			}
@@ -125,7 +126,7 @@ func (a *agent) start(t *ticket) {
 		return
 	}
 	a.g.count(t, -1)
-	a.g.door.Started(t.line.key, t.tokens, t.forecast, false, t.req.Opened, a.now())
+	a.g.door.Started(t.line.lane.key, t.tokens, t.forecast, false, t.req.Opened, a.now())
 	a.g.settled(t)
 	a.g.w.submit(t.v, a.unit)
 }

@@ -31,7 +31,7 @@ type gate struct {
 	oracle bool // lengths are known
 	door   *door.Door
 	prices *cost.Estimator
-	lines  []*line
+	lanes  []*lanes // by tenant
 	agents []*agent
 	rate   float64 // last drain rate that was known
 	rateAt time.Duration
@@ -46,6 +46,7 @@ type ticket struct {
 	req      scheduler.Request
 	tokens   int
 	forecast door.Forecast
+	open     bool // outstanding in its line
 	counted  bool // in the door's backlog
 	due      time.Duration
 	hold     scheduler.Verdict
@@ -54,10 +55,28 @@ type ticket struct {
 	begun    bool // its first token was told
 }
 
-// line is a lane in memory: its next head is out once the one before has started or left.
+// lanes is a tenant's lane: one line in memory, several with a broker.
+type lanes struct {
+	key   lane.Key
+	own   door.Share
+	lines []*line
+}
+
+// emptiest is the line with the fewest outstanding tokens, the first of equals.
+func (l *lanes) emptiest() *line {
+	least := l.lines[0]
+	for _, o := range l.lines[1:] {
+		if o.tokens < least.tokens {
+			least = o
+		}
+	}
+	return least
+}
+
+// line is first in, first out: its next head is out once the one before has started or left.
 type line struct {
-	key      lane.Key
-	own      door.Share
+	lane     *lanes
+	tokens   int       // of what has come and not ended
 	waiting  []*ticket // by order of arrival
 	deciding *ticket
 	alarm    time.Duration
@@ -70,7 +89,11 @@ func newGate(w *world, law scheduler.Law, oracle bool) (*gate, error) {
 	}
 	g := &gate{w: w, oracle: oracle, door: door.New(epoch), prices: prices}
 	for i := range w.tally.tenants {
-		g.lines = append(g.lines, &line{key: lane.Key{Tier: "default", Type: "chat", Model: model, Tenant: strconv.Itoa(i)}})
+		l := &lanes{key: lane.Key{Tier: "default", Type: "chat", Model: model, Tenant: strconv.Itoa(i)}}
+		for range w.tally.width {
+			l.lines = append(l.lines, &line{lane: l})
+		}
+		g.lanes = append(g.lanes, l)
 	}
 	cfg := scheduler.DefaultConfig()
 	cfg.Law, cfg.Poll, cfg.SLOTTFT, cfg.SLOTPOT = law, poll, sloTTFT, sloTPOT
@@ -87,8 +110,8 @@ func newGate(w *world, law scheduler.Law, oracle bool) (*gate, error) {
 
 // arrive is gateway's way in: price, door, lane.
 func (g *gate) arrive(v *visit) {
-	w, l := g.w, g.lines[v.tenant]
-	t := &ticket{v: v, line: l}
+	w, l := g.w, g.lanes[v.tenant]
+	t := &ticket{v: v, line: l.emptiest()}
 	v.ticket = t
 	t.req = scheduler.Request{
 		Hash: v.hash, PromptTokens: v.guessed(), SafePrompt: v.Prompt, Sequences: 1, Stream: true,
@@ -110,8 +133,9 @@ func (g *gate) arrive(v *visit) {
 	}
 	t.forecast = f
 	g.count(t, 1)
-	l.waiting = append(l.waiting, t)
-	g.place(l)
+	g.outstanding(t, true)
+	t.line.waiting = append(t.line.waiting, t)
+	g.place(t.line)
 }
 
 // drain is the engines' rate of taking work, from their rows.
@@ -130,16 +154,28 @@ func (g *gate) drain() (rate float64, firstToken time.Duration) {
 	return rate, firstToken
 }
 
+// outstanding counts a ticket in its line from when it comes until it ends.
+func (g *gate) outstanding(t *ticket, open bool) {
+	switch {
+	case open == t.open:
+	case open:
+		t.line.tokens += t.tokens
+	default:
+		t.line.tokens -= t.tokens
+	}
+	t.open = open
+}
+
 // count moves a ticket into the door's backlog or out of it.
 func (g *gate) count(t *ticket, sign int) {
 	t.counted = sign > 0
-	g.door.Shift(t.line.key, 0, t.tokens, sign, &t.line.own, g.w.time())
+	g.door.Shift(t.line.lane.key, 0, t.tokens, sign, &t.line.lane.own, g.w.time())
 }
 
 // left is a request that leaves the backlog unstarted.
 func (g *gate) left(t *ticket) {
 	if t.counted {
-		g.door.Left(t.line.key, t.forecast, t.req.Opened, g.w.time())
+		g.door.Left(t.line.lane.key, t.forecast, t.req.Opened, g.w.time())
 		g.count(t, -1)
 	}
 }
@@ -199,6 +235,7 @@ const suspendLate = 12 * time.Millisecond
 func (g *gate) gone(v *visit) {
 	t := v.ticket
 	t.req.Aborted = true
+	g.outstanding(t, false)
 	g.left(t)
 	for i, o := range t.line.waiting {
 		if o == t {
@@ -216,9 +253,10 @@ func (g *gate) token(v *visit) { v.ticket.agent.progress(v.ticket) }
 
 func (g *gate) ended(v *visit) {
 	t := v.ticket
+	g.outstanding(t, false)
 	t.agent.release(t, v.phase == over)
 	if v.phase == over {
-		g.prices.Learn(cost.ClassOf(t.line.key), 4*t.req.PromptTokens, 0, v.Prompt, v.out)
+		g.prices.Learn(cost.ClassOf(t.line.lane.key), 4*t.req.PromptTokens, 0, v.Prompt, v.out)
 	}
 }
 

@@ -36,6 +36,7 @@ type Figures struct {
 type tally struct {
 	profile    *Profile
 	tenants    int
+	width      int // lines of a lane
 	warm, span time.Duration
 	verdicts   map[string]int
 	turned     []bool         // origins refused at least once
@@ -80,74 +81,91 @@ func unloaded(c *engine.Config, prompt int) time.Duration {
 	return time.Duration(steps)*c.Base + time.Duration(prompt)*c.PerPrefillToken
 }
 
-// figures is the sum of a world that has run.
-func (t *tally) figures(w *world, arrivals []arrival) Figures {
-	type outcome struct{ good, own, served bool }
-	all := make([]outcome, len(arrivals))
-	var ttft, gaps []time.Duration
-	inSpan := func(i int) bool { return arrivals[i].At >= t.warm && arrivals[i].At < t.warm+t.span }
-	tokens := 0
+// outcome is what became of one request.
+type outcome struct {
+	arrival
+	good, own, served, refused bool // own: good where the own prefill is not counted
+	tokens                     int
+}
+
+// outcomes are those of the measured span, and the delays that their attempts saw.
+func (t *tally) outcomes(w *world, arrivals []arrival) (all []outcome, ttft, gaps []time.Duration) {
+	first, past := 0, 0 // arrivals are in order
+	for i := range arrivals {
+		if arrivals[i].At < t.warm {
+			first = i + 1
+		}
+		if arrivals[i].At < t.warm+t.span {
+			past = i + 1
+		}
+	}
+	all = make([]outcome, past-first)
+	for i := range all {
+		all[i].arrival, all[i].refused = arrivals[first+i], first+i < len(t.turned) && t.turned[first+i]
+	}
 	for _, v := range w.visits {
-		if !inSpan(v.origin) {
+		if v.origin < first || v.origin >= past {
 			continue
 		}
-		o := &all[v.origin]
+		o := &all[v.origin-first]
 		if v.first > 0 {
 			o.served = true
 			ttft, gaps = append(ttft, v.first-v.sent), append(gaps, v.gap)
 		}
 		if !o.good && v.good(w.now, sloTTFT) {
-			o.good = true
-			tokens += v.Prompt + v.out
+			o.good, o.tokens = true, v.Prompt+v.out
 		}
 		o.own = o.own || v.good(w.now, sloTTFT+unloaded(&t.profile.Engine, v.Prompt))
 	}
-	f := Figures{Verdicts: t.verdicts}
+	return all, ttft, gaps
+}
+
+// figures is the sum of a world that has run.
+func (t *tally) figures(w *world, arrivals []arrival) Figures {
+	all, ttft, gaps := t.outcomes(w, arrivals)
+	f := Figures{Verdicts: t.verdicts, TTFTp50: quantile(ttft, .5), TTFTp99: quantile(ttft, .99), GapP99: quantile(gaps, .99)}
 	if t.tenants > 1 {
 		f.Tenants = make([]float64, t.tenants)
 	}
-	var prompts []int
-	n, good := 0, 0
-	for i, o := range all {
-		if !inSpan(i) {
-			continue
+	prompts := make([]int, len(all))
+	for i := range all {
+		prompts[i] = all[i].Prompt
+	}
+	slices.Sort(prompts)
+	var good, own, refused, lost, tokens int
+	var of, in [4]float64
+	for i := range all {
+		o := &all[i]
+		k := quartile(prompts, o.Prompt)
+		of[k]++
+		if o.own {
+			in[k]++
+			own++
 		}
-		n++
-		prompts = append(prompts, arrivals[i].Prompt)
 		switch {
 		case o.good:
 			good++
-			if t.tenants > 1 {
-				f.Tenants[arrivals[i].tenant] += 1 / t.span.Seconds()
+			tokens += o.tokens
+			if f.Tenants != nil {
+				f.Tenants[o.tenant]++
 			}
 		case o.served:
-		case i < len(t.turned) && t.turned[i]:
-			f.Refused++
+		case o.refused:
+			refused++
 		default:
-			f.Lost++
+			lost++
 		}
 	}
-	of := float64(max(n, 1))
-	f.Goodput, f.Attainment, f.TokenGoodput = float64(good)/t.span.Seconds(), float64(good)/of, float64(tokens)/t.span.Seconds()
-	f.Refused, f.Lost = f.Refused/of, f.Lost/of
-	f.TTFTp50, f.TTFTp99, f.GapP99 = quantile(ttft, .5), quantile(ttft, .99), quantile(gaps, .99)
+	for k := range of {
+		f.Quartiles[k] = in[k] / max(of[k], 1)
+	}
+	for i := range f.Tenants {
+		f.Tenants[i] /= t.span.Seconds()
+	}
+	n, span := float64(max(len(all), 1)), t.span.Seconds()
+	f.Goodput, f.GoodputOwn, f.TokenGoodput = float64(good)/span, float64(own)/span, float64(tokens)/span
+	f.Attainment, f.Refused, f.Lost = float64(good)/n, float64(refused)/n, float64(lost)/n
 	t.engines(w, &f)
-	slices.Sort(prompts)
-	own := 0
-	var of4, good4 [4]float64
-	for i, o := range all {
-		if inSpan(i) {
-			k := quartile(prompts, arrivals[i].Prompt)
-			if of4[k]++; o.own {
-				own++
-				good4[k]++
-			}
-		}
-	}
-	for k := range of4 {
-		f.Quartiles[k] = good4[k] / max(of4[k], 1)
-	}
-	f.GoodputOwn = float64(own) / t.span.Seconds()
 	return f
 }
 

@@ -23,6 +23,7 @@ type Config struct {
 	Warm     time.Duration // not measured
 	Span     time.Duration // measured; arrivals go on for Tail after it
 	Clients  Clients
+	Width    int // lines of a lane: 1 as in memory, 32 as with a broker
 	Workers  int // worlds at once; 0 = one per CPU. They do not change the result
 }
 
@@ -35,7 +36,7 @@ const Tail = 30 * time.Second
 func DefaultConfig() Config {
 	return Config{
 		Loads: []float64{0.7, 1, 1.5, 2, 3}, Seed: 1, Shifts: 3, Warm: time.Minute, Span: 4 * time.Minute,
-		Clients: Clients{Patience: 10 * time.Second},
+		Clients: Clients{Patience: 10 * time.Second}, Width: 1,
 	}
 }
 
@@ -50,6 +51,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("sim: Warm is %v; set 0 to 1h", c.Warm)
 	case c.Span < time.Second || c.Span > time.Hour:
 		return fmt.Errorf("sim: Span is %v; set 1s to 1h", c.Span)
+	case c.Width < 1 || c.Width > 256:
+		return fmt.Errorf("sim: Width is %d; set 1 to 256", c.Width)
 	case c.Clients.Patience < 0:
 		return fmt.Errorf("sim: Patience is %v; set 0 (never goes away) or more", c.Clients.Patience)
 	case c.Clients.Retries < 0 || c.Clients.Retries > 10:
@@ -156,7 +159,7 @@ func (c *cell) run(shift int) error {
 	if c.setting.engine != nil {
 		c.setting.engine(&p.Engine)
 	}
-	t := &tally{profile: &p, tenants: c.cfg.Workload.Tenants, warm: c.cfg.Warm, span: c.cfg.Span, verdicts: map[string]int{}}
+	t := &tally{profile: &p, tenants: c.cfg.Workload.Tenants, width: c.cfg.Width, warm: c.cfg.Warm, span: c.cfg.Span, verdicts: map[string]int{}}
 	w, err := newWorld(t, c.cfg.Clients, mix(c.cfg.Seed, uint64(shift)))
 	if err != nil {
 		return err

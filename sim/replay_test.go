@@ -1,6 +1,14 @@
 package sim
 
 import (
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,7 +45,7 @@ func replay(t *testing.T, cfg Config) []Row {
 // TestSameSeedSameRows: neither the number of workers nor the run changes a figure;
 // another seed does.
 func TestSameSeedSameRows(t *testing.T) {
-	cfg := short(t, "tenants", "kv-bound", "forecast", "concurrency")
+	cfg := short(t, "tenants", "kv-bound", "forecast", "gauge-shed")
 	cfg.Clients.Retries = 2
 	cfg.Workers = 1
 	want := replay(t, cfg)
@@ -48,5 +56,150 @@ func TestSameSeedSameRows(t *testing.T) {
 	cfg.Seed++
 	if cmp.Equal(want, replay(t, cfg)) {
 		t.Error("another seed gave the same rows")
+	}
+}
+
+// TestTargets holds the law to what it must reach, loosely, on a minute of the
+// conversation trace: docs have the figures of whole replays.
+func TestTargets(t *testing.T) {
+	cfg := short(t, "conv", "kv-bound", "forecast", "oracle", "none", "watermark")
+	cfg.Loads, cfg.Span = []float64{0.7, 1.5}, time.Minute
+	at := map[string]Row{}
+	for _, r := range replay(t, cfg) {
+		at[r.Policy+map[float64]string{0.7: " below", 1.5: " above"}[r.Load]] = r
+	}
+	if got, want := at["forecast below"].Goodput, at["none below"].Goodput; got < 0.97*want {
+		t.Errorf("at 0.7 load goodput %.2f/s, want 0.97 of %.2f without admission", got, want)
+	}
+	if got, want := at["forecast above"].Goodput, at["none above"].Goodput; got < 3*want {
+		t.Errorf("at 1.5 load goodput %.2f/s, want three times the %.2f without admission", got, want)
+	}
+	if got, want := at["forecast above"].Goodput, at["oracle above"].Goodput; got < 0.9*want {
+		t.Errorf("at 1.5 load goodput %.2f/s, want 0.9 of the %.2f with lengths known", got, want)
+	}
+	if got := at["forecast above"].Preempted; got > 1 {
+		t.Errorf("%.1f preemptions per 1,000, want at most 1", got)
+	}
+	for name, r := range at {
+		if r.Spread[0] > r.Goodput || r.Spread[1] < r.Goodput || r.Attainment < 0 || r.Attainment > 1 {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for _, c := range []struct {
+		want   string
+		change func(*Config)
+	}{
+		{"Workload", func(c *Config) { c.Workload = nil }},
+		{"Loads", func(c *Config) { c.Loads = nil }},
+		{"a load is 0", func(c *Config) { c.Loads = []float64{0} }},
+		{"Shifts is 0", func(c *Config) { c.Shifts = 0 }},
+		{"Warm is -1s", func(c *Config) { c.Warm = -time.Second }},
+		{"Span is 0s", func(c *Config) { c.Span = 0 }},
+		{"Patience is -1s", func(c *Config) { c.Clients.Patience = -time.Second }},
+		{"Retries is 11", func(c *Config) { c.Clients.Retries = 11 }},
+		{"Width is 0", func(c *Config) { c.Width = 0 }},
+	} {
+		cfg := short(t, "conv", "kv-bound", "none")
+		c.change(&cfg)
+		if _, err := Run(t.Context(), cfg, func(int, int) {}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("error %v, want one with %q", err, c.want)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, short(t, "conv", "kv-bound", "none"), func(int, int) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("after a cancel: %v", err)
+	}
+}
+
+func TestProfileFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "gpu.yaml")
+	for _, c := range []struct{ name, text, want string }{
+		{"good", "kv_tokens: 32000\nengines: 2\nstep: 12ms\nper_prefill_token: 40us\n", ""},
+		{"unknown key", "kv_token: 1\n", "kv_token"},
+		{"no block", "kv_tokens: 3\n", "kv_tokens 3"},
+		{"too many engines", "engines: 65\n", "engines 65"},
+		{"context above memory", "kv_tokens: 1600\nmax_model_len: 3200\n", "MaxModelLen is 3200"},
+		{"negative time", "step: -1ms\n", "Base"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			p, err := LoadProfile(file)
+			if c.want != "" {
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("error %v, want one with %q", err, c.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e := p.Engine; p.Engines != 2 || e.Capacity() != 32_000 || e.MaxModelLen != 32_000 || e.Base != 12*time.Millisecond || e.MaxSeqs != 256 {
+				t.Errorf("read %+v", p)
+			}
+		})
+	}
+}
+
+func TestReports(t *testing.T) {
+	rows := []Row{
+		{Policy: "forecast", Workload: "a<b.csv", Profile: "p", Load: 0.7, Figures: Figures{Goodput: 4.2, Tenants: []float64{1, 2}}},
+		{Policy: "forecast", Workload: "a<b.csv", Profile: "p", Load: 2, Figures: Figures{Goodput: 5}},
+		{Policy: "none", Workload: "a<b.csv", Profile: "q", Load: 2, Setting: "as it is"},
+	}
+	var out bytes.Buffer
+	if err := SVG(&out, rows); err != nil {
+		t.Fatal(err)
+	}
+	lines := 0
+	for d := xml.NewDecoder(&out); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "polyline" {
+			lines++
+		}
+	}
+	if lines != 2 {
+		t.Errorf("%d lines, want one per policy and chart", lines)
+	}
+	if err := Table(&out, rows); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"4.20/s", "1.00 2.00", "as it is"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the table lacks %q:\n%s", want, out.String())
+		}
+	}
+}
+
+// BenchmarkReplay is 330 virtual seconds of the conversation trace at 1.5 load.
+func BenchmarkReplay(b *testing.B) {
+	for _, profile := range Profiles() {
+		b.Run(profile, func(b *testing.B) {
+			cfg := DefaultConfig()
+			cfg.Workload, _ = Load("conv")
+			cfg.Profile, _ = LoadProfile(profile)
+			cfg.Policies, _ = FindPolicies([]string{"forecast"})
+			c, err := measureCapacity(&cfg)
+			if err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				one := &cell{cfg: &cfg, policy: &cfg.Policies[0], setting: cfg.Policies[0].settings(c)[0], rate: 1.5 * c.requests, shifts: make([]Figures, cfg.Shifts)}
+				if err := one.run(0); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	mostTokens = 1 << 24 // of one request, prompt or output; more is a damaged file
+	mostTokens = 1 << 24              // of one request, prompt or output; more is a damaged file
+	mostSpan   = 366 * 24 * time.Hour // so that a trace played over and over does not overflow
 	mostTime   = 10 * 365 * 24 * time.Hour
 	mostLine   = 1 << 20         // bytes of one line of jsonl
 	mostSpread = 3 * time.Second // the step of Mooncake's conversation stamps
@@ -63,8 +64,11 @@ func Read(r io.Reader) (Trace, error) {
 	for i := range t {
 		t[i].At -= start
 	}
-	if t.span() == 0 {
+	switch span := t.span(); {
+	case span == 0:
 		return nil, errors.New("trace: all requests arrive at one time")
+	case span > mostSpan:
+		return nil, fmt.Errorf("trace: from the first to the last request are %v, want at most %v", span, mostSpan)
 	}
 	spread(t)
 	return t, nil

@@ -75,6 +75,7 @@ Included: %s on %s.`, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Prof
 	f.DurationVar(&cfg.Span, "span", cfg.Span, "virtual time of which they are")
 	f.DurationVar(&cfg.Clients.Patience, "patience", cfg.Clients.Patience, "clients go away that have no first token by then; 0 = they wait for ever")
 	f.IntVar(&cfg.Clients.Retries, "retries", cfg.Clients.Retries, "times a client comes back: when Retry-After says, else after 1, 2, 4 s and so on")
+	f.IntVar(&cfg.Width, "lane-width", cfg.Width, "lines of a tenant's lane, each with one head out at a time: 1 as in memory, 32 as with RocketMQ")
 	f.StringVarP(&names.output, "output", "o", "table", "table, json or svg")
 	return cmd
 }
@@ -132,7 +133,7 @@ func writeReplay(w io.Writer, cfg sim.Config, rows []sim.Row, output string) err
 	case "json":
 		return writeJSON(w, map[string]any{
 			"apiVersion": "penstock/v1", "seed": cfg.Seed, "shifts": cfg.Shifts, "warm": cfg.Warm.String(), "span": cfg.Span.String(),
-			"patience": cfg.Clients.Patience.String(), "retries": cfg.Clients.Retries, "rows": rows,
+			"patience": cfg.Clients.Patience.String(), "retries": cfg.Clients.Retries, "lane_width": cfg.Width, "rows": rows,
 		})
 	case "svg":
 		return sim.SVG(w, rows)
