@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -46,7 +47,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 				return usage("--engine %q: want the engine's URL, such as http://127.0.0.1:8000 or unix:///run/vllm.sock", text("engine"))
 			}
 			cfg := agent.DefaultConfig()
-			cfg.Node, cfg.Pool, cfg.GRPC, cfg.Grace = text("node"), text("pool"), text("grpc"), opts.grace
+			cfg.Node, cfg.Pool, cfg.GRPC, cfg.Grace = text("node"), text("pool"), text("grpc-advertise"), opts.grace
 			if cfg.Node == "" {
 				if cfg.Node, err = os.Hostname(); err != nil {
 					return usage("--node is not set and the host has no name: %w", err)
@@ -62,6 +63,9 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 			if err != nil {
 				return usage("%w", err)
 			}
+			if host, port, err := net.SplitHostPort(cfg.GRPC); cfg.GRPC != "" && (err != nil || port == "" || unspecified(host)) {
+				return usage("--grpc-advertise %q: want HOST:PORT that others reach --grpc at", cfg.GRPC)
+			}
 			return runAgent(cmd.Context(), opts, cfg, back, others, newLogger(cmd.ErrOrStderr(), opts))
 		},
 	}
@@ -73,6 +77,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	f.String("gpus", "", "GPUs of this engine, indices or UUIDs, such as 0,1 (default: $CUDA_VISIBLE_DEVICES, else all of the host)")
 	f.String("pool", "", "hardware class of this engine; lanes that ask for another are left alone")
 	grpcFlags(f)
+	f.String("grpc-advertise", "", "HOST:PORT of --grpc in the engine directory, for gateways and penstock drain (default: --grpc; where that is all interfaces, the address that gossip advertises, else the default route's; none where only gossip leaves this host)")
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
 	commonFlags(f)
@@ -89,6 +94,9 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		return err
 	}
 	defer closeAll(ls)
+	if cfg.GRPC == "" {
+		cfg.GRPC = announced(ls[0].Addr().String(), gossips)
+	}
 	metrics := newMetrics()
 	var node *agent.Agent
 	others, err := newNeighbours(gossips,
@@ -161,7 +169,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	if err != nil {
 		return err
 	}
-	log.Info("agent starts", "node", cfg.Node, "engine", cfg.Engine.URL, "rocketmq", back.rocketmq.Endpoint, "redis", fmt.Sprint(back.response.Addr))
+	log.Info("agent starts", "node", cfg.Node, "grpc", cfg.GRPC, "engine", cfg.Engine.URL, "rocketmq", back.rocketmq.Endpoint, "redis", fmt.Sprint(back.response.Addr))
 	return inOrder(ctx,
 		[]part{func(ctx context.Context) error {
 			defer context.AfterFunc(ctx, health.Drain)()
@@ -175,6 +183,35 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
 			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
 		})
+}
+
+// announced is the address of gRPC that the engine directory names where none is
+// given: what listen is to others. On loopback it is that only to processes on this
+// host, which gossip says whether they are all.
+func announced(listen string, gossips *gossipOptions) string {
+	host, port, err := net.SplitHostPort(listen)
+	gossip := gossips.host()
+	leaves := gossip != "" && !loopback(net.JoinHostPort(gossip, port))
+	switch {
+	case err != nil || loopback(listen) && leaves:
+		return ""
+	case !unspecified(host):
+		return listen
+	case leaves && !unspecified(gossip):
+		return net.JoinHostPort(gossip, port)
+	}
+	route, err := net.Dial("udp", "192.0.2.1:9") // sends nothing
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = route.Close() }()
+	host, _, _ = net.SplitHostPort(route.LocalAddr().String())
+	return net.JoinHostPort(host, port)
+}
+
+func unspecified(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
 // lanesShown is how many lanes were subscribed after the last addition, and the first

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"penstock/config"
+	"penstock/gateway/direct"
 	penstockv1 "penstock/proto/penstock/v1"
 )
 
@@ -67,23 +66,9 @@ func (c *caller) credentials() (credentials.TransportCredentials, error) {
 	case c.ca == "":
 		return insecure.NewCredentials(), nil
 	}
-	tlsConfig := &tls.Config{MinVersion: tls.VersionTLS13}
-	if c.ca != "system" {
-		authority, err := os.ReadFile(c.ca)
-		if err != nil {
-			return nil, fmt.Errorf("--ca: %w", err)
-		}
-		tlsConfig.RootCAs = x509.NewCertPool()
-		if !tlsConfig.RootCAs.AppendCertsFromPEM(authority) {
-			return nil, fmt.Errorf("--ca %s holds no certificate in PEM", c.ca)
-		}
-	}
-	if c.cert != "" {
-		pair, err := tls.LoadX509KeyPair(c.cert, c.key)
-		if err != nil {
-			return nil, fmt.Errorf("--cert, --key: %w", err)
-		}
-		tlsConfig.Certificates = []tls.Certificate{pair}
+	tlsConfig, err := direct.Files{CA: c.ca, Cert: c.cert, Key: c.key}.Config()
+	if err != nil {
+		return nil, fmt.Errorf("--ca, --cert, --key: %w", err)
 	}
 	return credentials.NewTLS(tlsConfig), nil
 }

@@ -11,6 +11,7 @@ import (
 	"penstock/admin"
 	"penstock/agent"
 	"penstock/gateway"
+	"penstock/gateway/direct"
 	"penstock/queue/rocketmq"
 	registryredis "penstock/registry/redis"
 	responseredis "penstock/response/redis"
@@ -51,6 +52,9 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 	commonFlags(f)
 	backendFlags(f)
 	gossipFlags(f, "127.0.0.1:4786")
+	f.String("grpc-ca", "", `PEM file with the authority of agents' certificates, "system" for the system's: a request whose client left is aborted at its agent directly, too; without it at agents on this host alone`)
+	f.String("grpc-client-cert", "", "PEM file with the certificate that this gateway shows agents")
+	f.String("grpc-client-key", "", "PEM file with its key")
 	return cmd
 }
 
@@ -68,6 +72,10 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 		return usage("%w", err)
 	}
 	defer others.close()
+	agents, err := direct.New(opts.direct, log, metrics)
+	if err != nil {
+		return usage("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
+	}
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
 		return usage("%w", err)
@@ -86,7 +94,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	cfg.Listen, cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys = ls[0].Addr().String(), opts.sloTTFT, opts.refuseLaw, opts.grace, opts.keys
 	door, err := gateway.New(cfg, gateway.Deps{
 		Records: records, Directory: records, Publish: lanes.Publish, OpenMailbox: mail.Open, Address: mail.Address,
-		Rows: others.Rows, Abort: others.Abort,
+		Rows: others.Rows, Abort: others.Abort, Direct: agents.Abort,
 		Metrics: metrics, Log: log,
 	})
 	if err != nil {
@@ -108,7 +116,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	return inOrder(ctx,
 		[]part{func(ctx context.Context) error { return door.Serve(ctx, ls[0]) }},
 		[]part{
-			mail.Run, lanes.Run, records.Run, others.Run, watchReady(log, parts.all),
+			mail.Run, lanes.Run, records.Run, others.Run, agents.Run, watchReady(log, parts.all),
 			(&systemd.Service{Ready: parts.all, Reload: others.Reload, Stopping: ctx.Done(), Log: log}).Run,
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
 			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },

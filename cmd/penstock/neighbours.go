@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -60,6 +62,21 @@ func readGossip(f *pflag.FlagSet, name string) (*gossipOptions, error) {
 		return o, nil
 	}
 	return o, o.cfg.Validate()
+}
+
+// host is where gossip says that others reach this process; "" without gossip.
+func (o *gossipOptions) host() string {
+	if o.address == "" {
+		return ""
+	}
+	for _, at := range []string{o.cfg.Advertise, o.address} {
+		if host, _, err := net.SplitHostPort(at); err == nil {
+			return cmp.Or(host, "0.0.0.0")
+		} else if at != "" { // an IP without a port
+			return at
+		}
+	}
+	return ""
 }
 
 // neighbours is the fleet as gossip shows it: the rows of all engines, and the aborts

@@ -17,6 +17,7 @@ import (
 	"penstock/agent"
 	"penstock/config"
 	"penstock/gateway"
+	"penstock/gateway/direct"
 )
 
 // options are the checked flags that several commands have; a command that lacks a
@@ -26,6 +27,7 @@ type options struct {
 	engineKey      string
 	listen, grpc   string
 	grpcKeys       agent.GRPCConfig
+	direct         direct.Config
 	admin, metrics string
 	sloTTFT, grace time.Duration
 	refuseLaw      string
@@ -82,6 +84,14 @@ func readOptions(f *pflag.FlagSet) (*options, error) {
 	text := func(name string) string { v, _ := f.GetString(name); return v }
 	opts := &options{listen: text("listen"), grpc: text("grpc"), admin: text("admin"), metrics: text("metrics")}
 	opts.grpcKeys = agent.GRPCConfig{Cert: text("grpc-cert"), Key: text("grpc-key"), ClientCA: text("grpc-client-ca")}
+	opts.direct = direct.DefaultConfig()
+	opts.direct.Files = direct.Files{CA: text("grpc-ca"), Cert: text("grpc-client-cert"), Key: text("grpc-client-key")}
+	if err := opts.direct.Validate(); err != nil {
+		return nil, fmt.Errorf("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
+	}
+	if opts.direct.Files.CA != "" && opts.direct.Files.Cert == "" {
+		return nil, fmt.Errorf("--grpc-ca %q: agents take an abort from another host with a certificate only: give --grpc-client-cert and --grpc-client-key too", opts.direct.Files.CA)
+	}
 	opts.grace, _ = f.GetDuration("grace")
 	if list, err := f.GetStringArray("engine"); err == nil {
 		opts.engines = list
