@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 )
 
@@ -223,9 +224,10 @@ type load struct {
 	done   []*reply
 }
 
-// startLoad makes the requests by make, one after the other, from both gateways.
-func (f *fleet) startLoad(rate float64, most int, make func(i int) ask) *load {
-	ctx, cancel := context.WithCancel(context.Background())
+// startLoad makes the requests by make, one after the other, from both gateways, until
+// the test's end at the latest.
+func (f *fleet) startLoad(t *testing.T, rate float64, most int, make func(i int) ask) *load {
+	ctx, cancel := context.WithCancel(t.Context())
 	l := &load{cancel: cancel}
 	l.all.Go(func() {
 		tick := time.NewTicker(time.Duration(float64(time.Second) / rate))

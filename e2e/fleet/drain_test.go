@@ -13,7 +13,7 @@ import (
 // client notices.
 func TestDrain(t *testing.T) {
 	f := the(t)
-	l := f.startLoad(15, 1<<20, func(i int) ask {
+	l := f.startLoad(t, 15, 1<<20, func(i int) ask {
 		return ask{model: alpha, prompt: fmt.Sprintf("drain %d", i), tokens: 60, stream: i%2 == 0, key: key(i % 20), header: patient}
 	})
 	time.Sleep(2 * time.Second)

@@ -133,7 +133,7 @@ func TestAgentKilled(t *testing.T) {
 // comes back with all it has read: nobody hears it.
 func TestAgentFrozen(t *testing.T) {
 	f := the(t)
-	frozen, tokens := 20*time.Second, 1300 // the broker's lease is over after at most 15 s
+	frozen, tokens := 20*time.Second, 800 // the broker's lease is over after at most 15 s
 	if *full {
 		frozen, tokens = 40*time.Second, 3000
 	}

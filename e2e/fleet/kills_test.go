@@ -98,7 +98,7 @@ func TestKills(t *testing.T) {
 		order = append(order, slices.Repeat([]int{i}, *points)...)
 	}
 	random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-	l := f.startLoad(10, 1<<20, func(i int) ask {
+	l := f.startLoad(t, 10, 1<<20, func(i int) ask {
 		draw := rand.New(rand.NewPCG(*seed, uint64(i)+2))
 		a := ask{model: alpha, prompt: fmt.Sprintf("kills %d %d", *seed, i), tokens: 1 + draw.IntN(30), stream: draw.IntN(2) == 0, key: key(draw.IntN(40)), header: patient}
 		if draw.IntN(4) == 0 {

@@ -56,7 +56,7 @@ func TestRedisEmptied(t *testing.T) {
 		t.Fatal(err)
 	}
 	emptied := time.Now()
-	l := f.startLoad(5, 100, func(i int) ask {
+	l := f.startLoad(t, 5, 100, func(i int) ask {
 		return ask{model: alpha, prompt: fmt.Sprintf("after emptied %d", i), tokens: 3, stream: i%2 == 0, key: key(i % 9)}
 	})
 	eventually(t, 20*time.Second, func() string {

@@ -139,6 +139,11 @@ launch() {
     $opts -cp "$cp" "$@" >>"$log/$name.out" 2>&1 </dev/null &
   printf '%s\n' "$!" >"$run/$name.pid"
   disown
+  # Until Java is executed its process carries no mark, and looks like one that died.
+  for _ in {1..50}; do
+    if pid_of "$name" >/dev/null; then break; fi
+    sleep 0.1
+  done
 }
 
 await() { # NAME what command...
