@@ -228,14 +228,15 @@ func (p *Producer) gaveUp(ctx context.Context, last error) error {
 
 // refused is the error of a message that no retry gets through; nil means that the
 // broker restarts or is busy. TOPIC_NOT_FOUND and MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-// are what a proxy says while a name server or broker comes back.
+// are what a proxy says while a name server or broker comes back, UNAUTHORIZED what it
+// says for seconds after when it did not find the user in a broker that was away.
 func refused(err error) error {
 	switch codeOf(err) {
 	case pb.Code_PAYLOAD_TOO_LARGE, pb.Code_MESSAGE_BODY_TOO_LARGE, pb.Code_MESSAGE_PROPERTIES_TOO_LARGE, pb.Code_REQUEST_HEADER_FIELDS_TOO_LARGE:
 		return fmt.Errorf("%w: the broker's maxMessageSize is below ours: %w", queue.ErrTooLarge, err)
 	case pb.Code_LITE_TOPIC_QUOTA_EXCEEDED:
 		return fmt.Errorf("%w: too many lanes, raise the broker's maxLmqConsumeQueueNum: %w", queue.ErrFull, err)
-	case pb.Code_ILLEGAL_LITE_TOPIC, pb.Code_ILLEGAL_TOPIC, pb.Code_ILLEGAL_MESSAGE_PROPERTY_KEY, pb.Code_UNAUTHORIZED, pb.Code_FORBIDDEN, pb.Code_BAD_REQUEST, pb.Code_VERSION_UNSUPPORTED:
+	case pb.Code_ILLEGAL_LITE_TOPIC, pb.Code_ILLEGAL_TOPIC, pb.Code_ILLEGAL_MESSAGE_PROPERTY_KEY, pb.Code_FORBIDDEN, pb.Code_BAD_REQUEST, pb.Code_VERSION_UNSUPPORTED:
 		return fmt.Errorf("rocketmq: refused: %w", remedy(err))
 	}
 	return nil
