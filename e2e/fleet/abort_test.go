@@ -36,19 +36,21 @@ type cut struct {
 	step  time.Duration // the longest one the engine may be in
 }
 
-// newCut draws one of three: before the first token of a long prompt, at a chunk, at
-// any time.
+var stages = []string{"before the first token", "at a chunk", "at any time"} // the first of a long prompt
+
+// newCut draws the i-th.
 func newCut(random *rand.Rand, i int) cut {
 	c := cut{ask: ask{model: alpha, prompt: fmt.Sprintf("cut %d %d", *seed, i), tokens: 400, stream: true, key: key(i % 40), header: patient}, step: decodeStep}
-	switch i % 3 {
+	c.stage = stages[i%len(stages)]
+	switch i % len(stages) {
 	case 0:
-		c.stage, c.step = "before the first token", prefillStep
+		c.step = prefillStep
 		c.ask.prompt += strings.Repeat(" long", longPrompt/5)
 		c.after = time.Duration(random.Int64N(int64(5 * prefillStep / 2)))
 	case 1:
-		c.stage, c.chunk = "at a chunk", 1+random.IntN(20)
+		c.chunk = 1 + random.IntN(20)
 	case 2:
-		c.stage, c.after = "at any time", time.Duration(random.Int64N(int64(200*time.Millisecond)))
+		c.after = time.Duration(random.Int64N(int64(200*time.Millisecond)))
 		c.ask.stream = random.IntN(2) == 0
 	}
 	return c
@@ -133,7 +135,8 @@ func cutAll(t *testing.T, doors, engines []*part) {
 		took[c.stage] = append(took[c.stage], free.Seconds()*1000)
 		beyond = append(beyond, (free-2*c.step).Seconds()*1000)
 	}
-	for stage, v := range took {
+	for _, stage := range stages {
+		v := took[stage]
 		t.Logf("%-22s %3d: from the client's close until the blocks are free p50 %.0f ms, p99 %.0f ms", stage, len(v), quantile(v, 0.5), quantile(v, 0.99))
 	}
 	p99 := quantile(beyond, 0.99)
@@ -170,6 +173,9 @@ func TestAborts(t *testing.T) {
 	f.logDirect(t)
 	if n := f.directly(t, "no_address") + f.directly(t, "failed") + f.directly(t, "dropped"); n > 0 {
 		t.Errorf("%g direct aborts did not reach the agent, want 0", n)
+	}
+	if got, err := f.judge(send(t.Context(), f.gateways[0], ask{model: alpha, prompt: "after the aborts", tokens: 5, key: f.fresh()}, nil)); got != whole || err != nil {
+		t.Errorf("a request afterwards: %s %v", got, err)
 	}
 }
 
