@@ -143,7 +143,7 @@ func (g *GRPC) cluster(ctx context.Context, now time.Time) ([]*penstockv1.Engine
 // listedState is what the directory says, which every agent renews every RenewEvery.
 func listedState(now time.Time, e *registry.Engine) *penstockv1.EngineState {
 	s := &penstockv1.EngineState{Node: e.Node, Grpc: e.GRPC, Models: e.Models, Pool: e.Pool}
-	hear(s, now, e.Seen, e.State)
+	hear(s, now, e.Seen, e.State, e.Why(now))
 	return s
 }
 
@@ -155,11 +155,16 @@ func fromRow(s *penstockv1.EngineState, now time.Time, row *fleet.Row) {
 	s.KvUsage, s.RunningRequests, s.WaitingRequests = row.KV, count(row.Running), count(row.Waiting)
 	s.StepSeconds, s.FirstTokenSeconds = row.Step.Seconds(), row.FirstToken.Seconds()
 	s.FreeTokens, s.DrainTokensPerSecond, s.StartSeconds = count(row.Freeness), row.DrainRate, row.Start.Seconds()
-	hear(s, now, row.At, row.State)
+	why := "" // a row has none; the directory's holds for the same condition
+	if s.Condition == row.State.String() {
+		why = s.Why
+	}
+	hear(s, now, row.At, row.State, why)
 }
 
-// hear sets what an engine's agent last said of its condition.
-func hear(s *penstockv1.EngineState, now, at time.Time, condition reason.Reason) {
+// hear sets what an engine's agent last said of its condition, and why it is so where
+// that is known.
+func hear(s *penstockv1.EngineState, now, at time.Time, condition reason.Reason, why string) {
 	s.AgeSeconds = max(now.Sub(at).Seconds(), 0)
 	s.Condition, s.Why = condition.String(), ""
 	switch {
@@ -167,7 +172,7 @@ func hear(s *penstockv1.EngineState, now, at time.Time, condition reason.Reason)
 		s.Condition, s.FreeTokens = gone, 0
 		s.Why = fmt.Sprintf("%s: not heard of for %d s", gone, int(s.AgeSeconds))
 	case condition != reason.OK:
-		s.Why = condition.String()
+		s.Why = cmp.Or(why, condition.String())
 	}
 	s.Gate, s.Ready = s.Condition, usable(condition) && s.Condition != gone
 }

@@ -302,10 +302,14 @@ func TestGRPCCluster(t *testing.T) {
 		{Engine: fleet.ID("b"), Node: "b", State: reason.OK, Running: 7, KV: 0.5, Freeness: 100, At: now},
 		{Engine: fleet.ID("c"), Node: "c", State: reason.Blind, At: now.Add(-20 * time.Second)},
 		{Engine: fleet.ID("d"), Node: "d", State: reason.Stuck, At: now.Add(-time.Second)},
+		{Engine: fleet.ID("e"), Node: "e", State: reason.Asleep, At: now},
+		{Engine: fleet.ID("f"), Node: "f", State: reason.Stuck, At: now},
 	}
 	n.agent.deps.Peers = func() []fleet.Row { return rows }
-	for _, name := range []string{"a", "b"} {
-		check(t, n.reg.PutEngine(t.Context(), registry.Engine{Node: name, GRPC: name + ":1", Models: []string{"q"}, State: reason.Asleep}))
+	for _, name := range []string{"a", "b", "e", "f"} {
+		check(t, n.reg.PutEngine(t.Context(), registry.Engine{
+			Node: name, GRPC: name + ":1", Models: []string{"q"}, State: reason.Asleep, Since: now.Add(-12 * time.Second), Cause: "paused",
+		}))
 	}
 	g, err := NewGRPC(GRPCConfig{}, GRPCDeps{Agents: []*Agent{n.agent}, Lookup: n.reg.Lookup, Backlog: n.reg.Backlog, Metrics: prometheus.NewRegistry(), Log: n.agent.log})
 	check(t, err)
@@ -317,7 +321,8 @@ func TestGRPCCluster(t *testing.T) {
 		got = append(got, strings.Join([]string{s.Node, s.Grpc, s.Condition, s.Why}, "|"))
 	}
 	want := []string{
-		"a|a:1|asleep|asleep", "b|b:1|ok|", "c||gone|gone: not heard of for 20 s", "d||stuck|stuck",
+		"a|a:1|asleep|asleep 12 s: paused", "b|b:1|ok|", "c||gone|gone: not heard of for 20 s", "d||stuck|stuck",
+		"e|e:1|asleep|asleep 12 s: paused", "f|f:1|stuck|stuck",
 		"node-1||starting|starting", "old||gone|gone: not heard of for 30 s",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"penstock/reason"
+	"penstock/registry"
 	"penstock/scheduler"
 	"penstock/scraper"
 	"penstock/vllm"
@@ -135,14 +136,7 @@ func (h Health) Why(now time.Time) string {
 	if h.Ready {
 		return ""
 	}
-	text := h.Reason.String()
-	if !h.Since.IsZero() {
-		text += fmt.Sprintf(" %d s", now.Sub(h.Since)/time.Second)
-	}
-	if h.Cause != "" {
-		text += ": " + h.Cause
-	}
-	return text
+	return (&registry.Engine{State: h.Reason, Since: h.Since, Cause: h.Cause}).Why(now)
 }
 
 // equal is without what changes all the time.

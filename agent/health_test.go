@@ -128,8 +128,8 @@ func TestEngineFaults(t *testing.T) {
 				if h := n.agent.Health(); h.Why(time.Now()) != tc.why {
 					t.Errorf("why: got %q, want %q", h.Why(time.Now()), tc.why)
 				}
-				if e := n.directory(); e.State != tc.want {
-					t.Errorf("directory: got %v, want %v", e.State, tc.want)
+				if e := n.directory(); e.State != tc.want || e.Why(time.Now()) != tc.why {
+					t.Errorf("directory: got %v, %q; want %v, %q", e.State, e.Why(time.Now()), tc.want, tc.why)
 				}
 				mended := time.Now()
 				n.fake.set(tc.mend)

@@ -126,6 +126,10 @@ func (c *core) entry() registry.Engine {
 	if len(c.models) == 0 && e.State == reason.OK {
 		e.State = reason.Starting
 	}
+	if e.State != reason.OK {
+		h := c.healthNow()
+		e.Since, e.Cause = h.Since, h.Cause
+	}
 	return e
 }
 

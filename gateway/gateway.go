@@ -59,8 +59,8 @@ type Deps struct {
 	Direct func(address, id string)
 	// Rows returns the engines' rows; optional.
 	Rows func() []fleet.Row
-	// Cause says on one line why an engine takes no work; "" = not known, or it does.
-	// Optional.
+	// Cause says on one line why an engine takes no work, where more is known than the
+	// directory has. Optional.
 	Cause   func(node string) string
 	Metrics prometheus.Registerer
 	Log     *slog.Logger

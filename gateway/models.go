@@ -180,10 +180,7 @@ func (g *Gateway) noEngine(model string, known []registry.Engine, now time.Time)
 		return f
 	}
 	newest := slices.MaxFunc(known, func(a, b registry.Engine) int { return a.Seen.Compare(b.Seen) })
-	why := g.cause(newest.Node)
-	if why == "" && newest.State != reason.OK && newest.State != reason.Stale {
-		why = newest.State.String()
-	}
+	why := g.cause(&newest, now)
 	if age := now.Sub(newest.Seen); age > engineGone {
 		if why != "" {
 			why = ": " + why

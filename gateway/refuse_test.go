@@ -184,6 +184,13 @@ func TestRefusedRequests(t *testing.T) {
 			s.stub.engines = live(0, reason.Blind)
 			s.deps.Cause = func(string) string { return "blind 12 s: connection refused" }
 		}, status: 503, reason: "no_engine", message: "No engine for model 'q' takes work now (3 known, blind 12 s: connection refused). Please try again in 5 seconds."},
+		{name: "engines blind, cause in the directory", set: func(s *setup) {
+			s.stub.engines = []registry.Engine{{Node: "n", Models: []string{"q"}, State: reason.Blind, Since: time.Now().Add(-12500 * time.Millisecond), Cause: "connection refused", Seen: time.Now()}}
+		}, status: 503, reason: "no_engine", message: "No engine for model 'q' takes work now (1 known, blind 12 s: connection refused). Please try again in 5 seconds."},
+		{name: "engines gone when blind", set: func(s *setup) {
+			seen := time.Now().Add(-40500 * time.Millisecond)
+			s.stub.engines = []registry.Engine{{Node: "n", Models: []string{"q"}, State: reason.Blind, Since: seen.Add(-12500 * time.Millisecond), Cause: "connection refused", Seen: seen}}
+		}, status: 503, reason: "no_engine", message: "No engine for model 'q' is reachable (1 known, last seen 41 s ago: blind 12 s: connection refused). Please try again in 5 seconds."},
 		{name: "directory away", set: func(s *setup) { s.stub.dirErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds."},
 		{name: "store away", set: func(s *setup) { s.stub.openErr = registry.ErrAway }, status: 503, reason: "record_store_away", message: "The request store cannot be reached, so the request was not accepted. Please try again in 5 seconds.", cancels: 1},
 		{name: "store slow for a moment", set: func(s *setup) {

@@ -150,7 +150,11 @@ func (g *Gateway) engines(known *reading, now time.Time) []Engine {
 	}
 	out := make([]Engine, 0, len(known.engines))
 	for i := range known.engines {
-		out = append(out, entryOf(&known.engines[i], now))
+		e := &known.engines[i]
+		out = append(out, Engine{
+			Node: e.Node, Models: e.Models, Pool: e.Pool, MaxModelLen: e.MaxModelLen, State: e.State, Cause: g.cause(e, now),
+			Seen: now.Sub(e.Seen).Seconds(),
+		})
 	}
 	for i := range rows {
 		r := &rows[i]
@@ -164,23 +168,22 @@ func (g *Gateway) engines(known *reading, now time.Time) []Engine {
 			Freeness: r.Freeness, DrainRate: r.DrainRate, FirstToken: r.FirstToken.Seconds(),
 		}
 	}
-	for i := range out {
-		out[i].Cause = g.cause(out[i].Node)
-	}
 	slices.SortFunc(out, func(a, b Engine) int { return cmp.Compare(a.Node, b.Node) })
 	return out
 }
 
-func entryOf(e *registry.Engine, now time.Time) Engine {
-	return Engine{Node: e.Node, Models: e.Models, Pool: e.Pool, MaxModelLen: e.MaxModelLen, State: e.State, Seen: now.Sub(e.Seen).Seconds()}
-}
-
-// cause is why an engine takes no work, where it is known here.
-func (g *Gateway) cause(node string) string {
-	if g.deps.Cause == nil {
-		return ""
+// cause is why an engine takes no work, or took none when it was last heard of; "" =
+// it takes some, as far as is known.
+func (g *Gateway) cause(e *registry.Engine, now time.Time) string {
+	if g.deps.Cause != nil {
+		if why := g.deps.Cause(e.Node); why != "" {
+			return why
+		}
 	}
-	return g.deps.Cause(node)
+	if now.Sub(e.Seen) > engineGone {
+		now = e.Seen
+	}
+	return e.Why(now)
 }
 
 // count sorts the waiting requests by how far they are.

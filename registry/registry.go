@@ -11,6 +11,7 @@ package registry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"penstock/lane"
@@ -150,12 +151,30 @@ type Backlog struct {
 // Engine is an agent's entry in the engine directory.
 type Engine struct {
 	Node        string
-	GRPC        string // address for aborts; "" in standalone
+	GRPC        string // address for aborts and orders; "" in standalone, or where others cannot reach it
 	Models      []string
 	MaxModelLen int // 0 = not known
 	Pool        string
 	State       reason.Reason // OK, or why it takes no work
+	Since       time.Time     // it takes no work since then; zero = not known, or it does
+	Cause       string        // of State, in words: at most 120 bytes, on one line, without addresses; "" = not known
 	Seen        time.Time     // last renewal
+}
+
+// Why is what a person is told at at who asks why the engine takes no work: "blind
+// 12 s: connection refused". "" where it does.
+func (e *Engine) Why(at time.Time) string {
+	if e.State == reason.OK || e.State == reason.Stale {
+		return ""
+	}
+	text := e.State.String()
+	if !e.Since.IsZero() {
+		text += fmt.Sprintf(" %d s", max(at.Sub(e.Since), 0)/time.Second)
+	}
+	if e.Cause != "" {
+		text += ": " + e.Cause
+	}
+	return text
 }
 
 // Directory is the list of engines, renewed by agents every RenewEvery and at

@@ -13,7 +13,8 @@ import (
 )
 
 // engineEntry is an engine in the directory. State is the reason's name: names are
-// stable, numbers are not.
+// stable, numbers are not. A reader ignores fields that it does not know, and an entry
+// may lack those omitted when empty, so that a further one needs no new version.
 type engineEntry struct {
 	Version     int      `json:"v"`
 	GRPC        string   `json:"grpc,omitempty"`
@@ -21,11 +22,17 @@ type engineEntry struct {
 	MaxModelLen int      `json:"max_model_len,omitempty"`
 	Pool        string   `json:"pool,omitempty"`
 	State       string   `json:"state"`
+	For         int64    `json:"for_ms,omitempty"` // it took no work for so long when this was written
+	Cause       string   `json:"cause,omitempty"`
 }
 
 // PutEngine writes e's entry, seen now.
 func (r *Registry) PutEngine(ctx context.Context, e registry.Engine) error {
-	text, err := json.Marshal(engineEntry{1, e.GRPC, e.Models, e.MaxModelLen, e.Pool, e.State.String()})
+	entry := engineEntry{Version: 1, GRPC: e.GRPC, Models: e.Models, MaxModelLen: e.MaxModelLen, Pool: e.Pool, State: e.State.String(), Cause: e.Cause}
+	if !e.Since.IsZero() {
+		entry.For = max(time.Since(e.Since).Milliseconds(), 1)
+	}
+	text, err := json.Marshal(entry)
 	if err != nil {
 		return fmt.Errorf("registry/redis: engine entry: %w", err)
 	}
@@ -47,10 +54,14 @@ func (r *Registry) Engines(ctx context.Context) ([]registry.Engine, error) {
 			r.log.Debug("engine entry skipped", "node", row.text(i), "version", e.Version, "error", err)
 			continue
 		}
-		list = append(list, registry.Engine{
-			Node: row.text(i), GRPC: e.GRPC, Models: e.Models, MaxModelLen: e.MaxModelLen, Pool: e.Pool,
+		engine := registry.Engine{
+			Node: row.text(i), GRPC: e.GRPC, Models: e.Models, MaxModelLen: e.MaxModelLen, Pool: e.Pool, Cause: e.Cause,
 			State: cmp.Or(reasonOf(e.State), reason.Starting), Seen: time.UnixMilli(int64(row.int(i + 2))).Add(-r.Offset()),
-		})
+		}
+		if e.For > 0 {
+			engine.Since = engine.Seen.Add(-time.Duration(e.For) * time.Millisecond)
+		}
+		list = append(list, engine)
 	}
 	slices.SortFunc(list, func(a, b registry.Engine) int { return cmp.Compare(a.Node, b.Node) })
 	return list, row.err

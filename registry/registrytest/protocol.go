@@ -317,4 +317,12 @@ func testDirectory(r *rig) {
 	if age := r.Now().Sub(got[0].Seen); age < 34*time.Second || age > 37*time.Second {
 		r.Errorf("engine last seen %v ago, want 35s", age)
 	}
+	blind := registry.Engine{Node: "a", GRPC: "a:4781", State: reason.Blind, Since: time.Now().Add(-12 * time.Second), Cause: "connection refused"}
+	r.ok(r.Directory.PutEngine(r.ctx, blind))
+	r.Advance(30 * time.Second)
+	got, err = r.Directory.Engines(r.ctx)
+	r.ok(err)
+	if e := &got[0]; e.GRPC != blind.GRPC || e.Seen.Sub(e.Since).Round(time.Second) != 12*time.Second || e.Why(e.Seen.Add(100*time.Millisecond)) != "blind 12 s: connection refused" {
+		r.Errorf("a blind engine is listed as %+v: %q", e, e.Why(e.Seen))
+	}
 }
