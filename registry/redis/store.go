@@ -76,7 +76,7 @@ func (r *Registry) call(parent context.Context, op string, bytes int, do func(co
 	kind := kindOf(err)
 	if kind == refusedAtOnce {
 		m.errors[kind].Inc()
-		return nil, fmt.Errorf("%w: %s: %w", registry.ErrAway, op, err)
+		return nil, fmt.Errorf("%w: %s: %w: %s", registry.ErrAway, op, err, r.trouble())
 	}
 	m.seconds.Observe(time.Since(begin).Seconds())
 	if kind == failedNot {
