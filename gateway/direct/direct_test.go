@@ -3,7 +3,6 @@ package direct
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -72,7 +71,7 @@ func serve(t *testing.T, o *owner, at string, creds credentials.TransportCredent
 // newAborts runs until the test or stop ends it.
 func newAborts(t *testing.T, cfg Config) (a *Aborts, stop func()) {
 	t.Helper()
-	a, err := New(cfg, slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug})), prometheus.NewRegistry())
+	a, err := New(cfg, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
