@@ -292,6 +292,9 @@ func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
 	c, err := x.g.deps.Records.Cancel(ctx, x.id, onlyIfQueued)
 	if err != nil {
 		x.g.warn("cancel", err)
+		if !onlyIfQueued && errors.Is(err, registry.ErrAway) {
+			x.g.later(lateCancel{x.id, x.arrived.Add(x.limits.deadline + lateFor)})
+		}
 	}
 	if !onlyIfQueued && c.Owner != told {
 		x.tell(c.Owner)

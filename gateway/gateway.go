@@ -83,6 +83,8 @@ type Gateway struct {
 
 	warned sync.Map // call to time.Time of its last warning; a few fixed keys
 
+	late chan lateCancel
+
 	open     atomic.Int64  // requests between arrival and outcome
 	empty    chan struct{} // size 1: open fell to 0 while draining
 	serving  atomic.Bool
@@ -122,6 +124,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		reply:     newID(),
 		started:   time.Now(),
 		empty:     make(chan struct{}, 1),
+		late:      make(chan lateCancel, lateCancels),
 	}
 	state := "closed"
 	g.mailState.Store(&state)
@@ -241,6 +244,11 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	server.Protocols.SetUnencryptedHTTP2(true)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
+	var late sync.WaitGroup
+	defer late.Wait()
+	mend, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	late.Go(func() { g.cancelLate(mend) })
 	g.serving.Store(true)
 	defer g.serving.Store(false)
 	g.deps.Log.Info("gateway listens", "address", g.cfg.Listen)
