@@ -37,7 +37,7 @@ sim: ## a simulated engine on 127.0.0.1:8000
 e2e: ## end to end: a real vLLM on the CPU (6 GB, installed on first use), a fleet on RocketMQ and Redis
 	scripts/e2e
 
-chaos: ## the fault tests repeated, and a whole fleet killed at 100 points; output in docs/results
+chaos: ## the fault tests repeated, and a whole fleet killed at 120 points; output in docs/results
 	scripts/chaos
 
 fmt: ## format the code

@@ -156,7 +156,7 @@ func TestChecks(t *testing.T) {
 		{"nearly full", func(w *world) { w.redis.Info["used_memory"] = "268000000" }, "Redis/memory", Warn, "255 of 256 MiB", "maxmemory", ""},
 		{"no scripts", func(w *world) { w.redis.Scripts = errors.New("NOPERM") }, "Redis/scripts", Fail, "NOPERM", "+@scripting", ""},
 		{"a wrong password", func(w *world) { w.redisErr = errors.New("registry/redis: info: WRONGPASS invalid") }, "Redis/reachable", Fail, "WRONGPASS", "--redis-password-file", "Redis/version"},
-		{"another issuer of Redis", func(w *world) { w.redisErr = errors.New("x509: certificate signed by unknown authority") }, "Redis/reachable", Fail, "x509", "SSL_CERT_FILE", "Redis/version"},
+		{"another issuer of Redis", func(w *world) { w.redisErr = errors.New("x509: certificate signed by unknown authority") }, "Redis/reachable", Fail, "x509", "--redis-ca-file", "Redis/version"},
 		{"a TLS port of Redis", func(w *world) { w.redisErr = errors.New("read: EOF") }, "Redis/reachable", Fail, "EOF", "rediss://", "Redis/version"},
 		{"clocks apart", func(w *world) { w.redis.Ahead = -3 * time.Second }, "Redis/clock", Warn, "-3s", "chrony", ""},
 		{"no persistence", func(w *world) { w.redis.Info["aof_enabled"] = "0" }, "Redis/persistence", Warn, "none", "appendonly yes", ""},

@@ -42,7 +42,7 @@ func TestRealSecure(t *testing.T) {
 		},
 		{
 			"issuers", func(q *rocketmq.Config, r *redis.Config) { q.CAFile, r.CAFile = "system", "" },
-			map[string]string{"RocketMQ/proxy": "--rocketmq-ca-file", "Redis/reachable": "SSL_CERT_FILE"},
+			map[string]string{"RocketMQ/proxy": "--rocketmq-ca-file", "Redis/reachable": "--redis-ca-file"},
 		},
 		{
 			"plain text", func(q *rocketmq.Config, r *redis.Config) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net"
@@ -37,6 +38,7 @@ func backendFlags(f *pflag.FlagSet) {
 	f.String("rocketmq-ca-file", "", `certificate authority of the proxy, "system" for the system's; without it the connection is plain`)
 	f.String("redis", "127.0.0.1:6379", "HOST:PORT of the Redis primary, or redis(s)://user:password@HOST:PORT/DB")
 	f.String("redis-password-file", "", "file with the Redis password")
+	f.String("redis-ca-file", "", "certificate authority of Redis; the connection is encrypted then (rediss:// goes by the system's)")
 }
 
 // backendOptions reads the flags after config.Load.
@@ -56,7 +58,7 @@ func backendOptions(f *pflag.FlagSet) (*backends, error) {
 		}
 		b.rocketmq.AccessKey, b.rocketmq.SecretKey = keys[0], keys[1]
 	}
-	if err := b.redis(text("redis"), text("redis-password-file")); err != nil {
+	if err := b.redis(text("redis"), text("redis-password-file"), text("redis-ca-file")); err != nil {
 		return nil, err
 	}
 	b.registry.Live = response.IncarnationKey
@@ -69,7 +71,7 @@ func backendOptions(f *pflag.FlagSet) (*backends, error) {
 }
 
 // redis reads HOST:PORT or a redis:// address for both users of Redis.
-func (b *backends) redis(address, passwordFile string) error {
+func (b *backends) redis(address, passwordFile, caFile string) error {
 	u := &url.URL{Scheme: "redis", Host: address}
 	if strings.Contains(address, "://") {
 		var err error
@@ -80,7 +82,7 @@ func (b *backends) redis(address, passwordFile string) error {
 	if host, port, err := net.SplitHostPort(u.Host); err != nil || host == "" || port == "" {
 		return fmt.Errorf("--redis %q: want HOST:PORT or redis(s)://user:password@HOST:PORT/DB", redacted(address))
 	}
-	b.registry.Addr, b.registry.PasswordFile = address, passwordFile
+	b.registry.Addr, b.registry.PasswordFile, b.registry.CAFile = address, passwordFile, caFile
 	r := &b.response
 	r.Addr, r.Username = u.Host, u.User.Username()
 	r.Password, _ = u.User.Password()
@@ -91,8 +93,17 @@ func (b *backends) redis(address, passwordFile string) error {
 		}
 		r.DB = n
 	}
-	if u.Scheme == "rediss" {
+	if u.Scheme == "rediss" || caFile != "" {
 		r.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: u.Hostname()}
+	}
+	if caFile != "" {
+		pem, err := os.ReadFile(caFile)
+		if err != nil {
+			return fmt.Errorf("--redis-ca-file: %w", err)
+		}
+		if r.TLS.RootCAs = x509.NewCertPool(); !r.TLS.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("--redis-ca-file %s: no certificate in it, want PEM", caFile)
+		}
 	}
 	if passwordFile != "" {
 		password, err := os.ReadFile(passwordFile)

@@ -79,23 +79,7 @@ func the(t *testing.T) *fleet {
 		t.Fatal(err)
 	}
 	f.calm(t, 60*time.Second)
-	f.forgetRates(t)
 	return f
-}
-
-// forgetRates makes the door judge as in a new fleet: what an earlier test started in
-// its few seconds says little of what an idle fleet can start.
-func (f *fleet) forgetRates(t *testing.T) {
-	t.Helper()
-	for _, model := range []string{alpha, beta} {
-		fields := []string{"rate", "rate_at"}
-		for i := range 10 {
-			fields = append(fields, "s"+strconv.Itoa(i), "n"+strconv.Itoa(i))
-		}
-		if err := f.redis.HDel(t.Context(), "penstock:model:"+model, fields...).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func TestMain(m *testing.M) {

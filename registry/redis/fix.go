@@ -22,7 +22,7 @@ func Fix(err error) string {
 	case said("NOPERM"), said("The user executing the script"):
 		return "give the user of --redis ~PREFIX* &PREFIX* +@read +@write +@scripting +@pubsub +@connection +@transaction -@dangerous +info +time"
 	case said("x509:"):
-		return "trust the issuer of Redis's certificate (SSL_CERT_FILE=issuer.pem in penstock's environment), and give --redis an address that the certificate names"
+		return "name the issuer of Redis's certificate with --redis-ca-file FILE, and give --redis an address that the certificate names"
 	case said("first record does not look like a TLS handshake"):
 		return "the port speaks no TLS: give --redis redis://, not rediss://"
 	case said("EOF"), said("connection reset"), said("broken pipe"):

@@ -47,7 +47,7 @@ func TestRealSecure(t *testing.T) {
 			c.Addr, c.PasswordFile = "rediss://reader@"+addr, filepath.Join(dir, "reader")
 		}, "NOPERM", "+@scripting"},
 		{"keys of another prefix", func(c *Config) { c.Prefix = "other:" }, "can't access at least one of the keys", "~PREFIX*"},
-		{"another issuer", func(c *Config) { c.CAFile = "" }, "x509: certificate signed by unknown authority", "SSL_CERT_FILE"},
+		{"another issuer", func(c *Config) { c.CAFile = "" }, "x509: certificate signed by unknown authority", "--redis-ca-file"},
 		{"another host's name", func(c *Config) { c.Addr = strings.Replace(c.Addr, "127.0.0.1", "localhost", 1) }, "x509: ", "an address that the certificate names"},
 		{"plain text", func(c *Config) { c.Addr, c.CAFile = "redis://penstock@"+addr, "" }, "re", "if the port speaks TLS, give --redis rediss://"},
 		{"TLS to a port without", func(c *Config) { c.Addr = "rediss://" + plain }, "", "rediss://"},
