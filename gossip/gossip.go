@@ -55,8 +55,9 @@ type Gossip struct {
 	list     atomic.Pointer[memberlist.Memberlist] // nil before Run and after
 	isolated atomic.Bool                           // set by joiner
 
-	reload sync.Mutex          // one at a time
-	ring   *memberlist.Keyring // nil without KeyFile
+	reload   sync.Mutex          // one at a time
+	ring     *memberlist.Keyring // nil without KeyFile
+	reloaded chan struct{}       // size 1: tells joiner
 
 	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	lose    func(to netip.AddrPort) bool // of transport, in tests
@@ -76,6 +77,7 @@ func New(cfg Config, state State, receive func(msg []byte), log *slog.Logger, re
 		seen:     newSeen(maxSeen),
 		sends:    make(chan []byte, sendQueue),
 		received: make(chan []byte, cfg.Queue),
+		reloaded: make(chan struct{}, 1),
 		resolve:  net.DefaultResolver.LookupNetIP,
 	}
 	g.queue = memberlist.TransmitLimitedQueue{NumNodes: g.table.len, RetransmitMult: retransmit}
@@ -108,7 +110,14 @@ func (g *Gossip) Reload() error {
 	if err != nil {
 		return err
 	}
-	return install(g.ring, keys)
+	if err := install(g.ring, keys); err != nil {
+		return err
+	}
+	select {
+	case g.reloaded <- struct{}{}:
+	default:
+	}
+	return nil
 }
 
 // Members are the live ones, this node included, by name; none while Run is not on.
@@ -235,21 +244,20 @@ func (g *Gossip) settings(t *transport) *memberlist.Config {
 	return c
 }
 
-// sendAll passes on what Send queued.
+// sendAll passes on what Send queued. It waits only where messages come faster than
+// sendGap: each timer wakes the process once more.
 func (g *Gossip) sendAll(ctx context.Context, list *memberlist.Memberlist) {
-	for {
+	for next := time.Now(); ; next = time.Now().Add(sendGap) {
 		select {
 		case frame := <-g.sends:
+			if wait := time.Until(next); wait > 0 {
+				time.Sleep(wait)
+			}
 			for _, to := range g.table.others() {
 				if list.SendBestEffort(&to, frame) != nil {
 					g.metrics.drop(dropPeer)
 				}
 			}
-		case <-ctx.Done():
-			return
-		}
-		select {
-		case <-time.After(sendGap):
 		case <-ctx.Done():
 			return
 		}

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	firstRetry = 500 * time.Millisecond // between two tries of a node that found nobody yet; doubles up to JoinEvery
+	retryEvery = 500 * time.Millisecond // between two tries of seeds that are not members
+	greetFor   = 15 * time.Second       // after a change, see greet
 	maxAddrs   = 256                    // of one seed's name
 	tries      = 8                      // seeds contacted at once
 )
@@ -23,30 +24,39 @@ const (
 // that no member has: an island that forms is one as long as its seeds are looked
 // up anew.
 type joiner struct {
-	g     *Gossip
-	list  *memberlist.Memberlist
-	self  netip.AddrPort
-	known map[string][]netip.AddrPort // the last answer per seed: kept while its name does not resolve
-	gone  int                         // seeds without a member, as last logged
+	g      *Gossip
+	list   *memberlist.Memberlist
+	self   netip.AddrPort
+	known  map[string][]netip.AddrPort // the last answer per seed: kept while its name does not resolve
+	failed error                       // of the last look-up
+	asked  time.Time                   // when it began
+	gone   int                         // seeds without a member, in the last round
+	warn   time.Time                   // when to say again that this node is alone
+	greets time.Time                   // until when members are greeted
+	next   int                         // the member to greet
 }
 
-// run looks every JoinEvery; more often while there is no other member.
+// run looks whether all seeds are members, and looks them up every JoinEvery, or each
+// time while there is no other member: a partition may be over, or all agents may have
+// been restarted.
 func (j *joiner) run(ctx context.Context) {
-	retry := firstRetry
+	j.greets = time.Now().Add(greetFor)
 	for {
+		if j.g.isolated.Load() || time.Since(j.asked) >= j.g.cfg.JoinEvery {
+			j.lookupAll(ctx)
+		}
 		err := j.round(ctx)
-		wait := j.g.cfg.JoinEvery
-		if j.g.isolated.Load() {
-			retry = min(retry, wait)
-			wait, retry = retry, 2*retry
-			if ctx.Err() == nil {
-				j.g.log.Warn("gossip: isolated: no seed is a member; this node goes on by itself and retries", "join", j.g.cfg.Join, "err", err, "retry_in", wait)
-			}
-		} else {
-			retry = firstRetry
+		if now := time.Now(); j.g.isolated.Load() && !now.Before(j.warn) && ctx.Err() == nil {
+			j.warn = now.Add(j.g.cfg.JoinEvery)
+			j.g.log.Warn("gossip: isolated: no seed is a member; this node goes on by itself and retries", "join", j.g.cfg.Join, "err", err, "retry_in", retryEvery)
+		}
+		if time.Now().Before(j.greets) {
+			j.greet()
 		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(min(retryEvery, j.g.cfg.JoinEvery)):
+		case <-j.g.reloaded:
+			j.greets = time.Now().Add(greetFor)
 		case <-ctx.Done():
 			return
 		}
@@ -59,11 +69,10 @@ func (j *joiner) round(ctx context.Context) error {
 		all     errgroup.Group
 		mu      sync.Mutex // guards the two below
 		missing int
-		last    error
+		last    = j.failed
 	)
 	all.SetLimit(tries)
-	seeds, err := j.seeds(ctx)
-	last = err
+	seeds := j.seeds()
 	for _, seed := range seeds {
 		if ctx.Err() != nil {
 			break
@@ -87,30 +96,50 @@ func (j *joiner) round(ctx context.Context) error {
 	}
 	_ = all.Wait() // no error: they are counted and the last is returned
 	alone := j.g.table.len() <= 1
-	j.g.isolated.Store(alone && (len(seeds) > 0 || err != nil))
+	j.g.isolated.Store(alone && (len(seeds) > 0 || j.failed != nil))
 	if missing != j.gone && !alone && ctx.Err() == nil {
-		j.gone = missing
 		j.g.log.Info("gossip: seeds that are not members changed", "missing", missing, "err", last)
 	}
+	j.gone = missing
 	return last
 }
 
-// seeds are the addresses behind Join, without this node's own.
-func (j *joiner) seeds(ctx context.Context) (all []netip.AddrPort, last error) {
+// greet exchanges all that is known with one member after the other: what the fleet
+// still holds of this node's earlier process, its goodbye above all, would keep it out
+// until one of them happens to choose it for an exchange.
+func (j *joiner) greet() {
+	members := j.g.table.members()
+	for range members {
+		j.next++
+		if m := members[j.next%len(members)]; m.Name != j.g.cfg.Name {
+			_, _ = j.list.Join([]string{m.Addr}) // one that is gone costs nothing but time
+			return
+		}
+	}
+}
+
+// lookupAll asks for the addresses behind Join.
+func (j *joiner) lookupAll(ctx context.Context) {
+	j.asked, j.failed = time.Now(), nil
 	for _, seed := range j.g.cfg.Join {
-		found, err := j.lookup(ctx, seed)
-		if err != nil {
-			last = err
+		if found, err := j.lookup(ctx, seed); err != nil {
+			j.failed = err
 		} else {
 			j.known[seed] = found
 		}
+	}
+}
+
+// seeds are the addresses behind Join as last looked up, without this node's own.
+func (j *joiner) seeds() (all []netip.AddrPort) {
+	for _, seed := range j.g.cfg.Join {
 		for _, a := range j.known[seed] {
 			if a != j.self && !slices.Contains(all, a) {
 				all = append(all, a)
 			}
 		}
 	}
-	return all, last
+	return all
 }
 
 func (j *joiner) lookup(ctx context.Context, seed string) ([]netip.AddrPort, error) {

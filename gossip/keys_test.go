@@ -131,7 +131,11 @@ func TestRotationUnderTraffic(t *testing.T) {
 	t.Parallel()
 	before, after := makeKey(), makeKey()
 	file := keyFile(t, before)
-	all := fleet(t, 3, keyed(file))
+	all := fleet(t, 3, func(name string, join ...string) Config {
+		c := keyed(file)(name, join...)
+		c.SyncEvery = 2 * time.Second // how a node learns that others thought it gone, where it did not miss them
+		return c
+	})
 	stop := make(chan struct{})
 	go func() {
 		for {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/memberlist"
 )
@@ -25,9 +26,23 @@ type table struct {
 	self string
 	log  *slog.Logger
 
-	mu    sync.Mutex // guards nodes
+	mu    sync.Mutex // guards both
 	nodes map[string]memberlist.Node
+	lost  []lost // newest last; of a name and of an address at most one
 }
+
+// lost is a member that is none any more. It may live behind a partition, so Send goes
+// on telling it: with the first packet through, what it says is known again, long
+// before it is a member. memberlist does not say who said goodbye.
+type lost struct {
+	memberlist.Node
+	since time.Time
+}
+
+const (
+	maxLost  = 128 // the oldest goes
+	keepLost = 10 * time.Minute
+)
 
 // NotifyJoin tells of a new member, or of one that is back.
 func (t *table) NotifyJoin(n *memberlist.Node) {
@@ -58,6 +73,10 @@ func (t *table) change(n *memberlist.Node, alive bool) bool {
 	default:
 		delete(t.nodes, n.Name)
 	}
+	t.lost = slices.DeleteFunc(t.lost, func(l lost) bool { return l.Name == n.Name || l.Address() == n.Address() })
+	if !alive && n.Name != t.self {
+		t.lost = append(t.lost[max(len(t.lost)+1-maxLost, 0):], lost{*n, time.Now()})
+	}
 	return n.Name != t.self
 }
 
@@ -65,7 +84,7 @@ func (t *table) change(n *memberlist.Node, alive bool) bool {
 func (t *table) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.nodes = nil
+	t.nodes, t.lost = nil, nil
 }
 
 func (t *table) len() int {
@@ -74,15 +93,21 @@ func (t *table) len() int {
 	return len(t.nodes)
 }
 
-// others are all members but this node.
+// others are all members but this node, and the lost ones.
 func (t *table) others() []memberlist.Node {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all := make([]memberlist.Node, 0, len(t.nodes))
+	all := make([]memberlist.Node, 0, len(t.nodes)+len(t.lost))
 	for name, n := range t.nodes {
 		if name != t.self {
 			all = append(all, n)
 		}
+	}
+	for len(t.lost) > 0 && time.Since(t.lost[0].since) > keepLost {
+		t.lost = t.lost[1:]
+	}
+	for i := range t.lost {
+		all = append(all, t.lost[i].Node)
 	}
 	return all
 }

@@ -2,14 +2,18 @@ package gossip
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/memberlist"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
@@ -204,5 +208,51 @@ func TestLogsAreBounded(t *testing.T) {
 		if got := n.metric(t, "problems_total", "decrypt"); got != 1001 {
 			t.Errorf("%v problems counted, want 1001", got)
 		}
+	})
+}
+
+// TestLostMembers: who is no member any more is still told of rows, for ten minutes, or
+// until its name or its address is a member again.
+func TestLostMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &table{self: "self", log: slog.New(slog.DiscardHandler), nodes: map[string]memberlist.Node{}}
+		node := func(name string, host byte) *memberlist.Node {
+			return &memberlist.Node{Name: name, Addr: net.IPv4(10, 0, 0, host), Port: 4783}
+		}
+		check := func(when string, want ...string) {
+			t.Helper()
+			var got []string
+			for _, n := range a.others() {
+				got = append(got, n.Name)
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", when, diff)
+			}
+		}
+		a.NotifyJoin(node("self", 1))
+		a.NotifyJoin(node("b", 2))
+		a.NotifyJoin(node("c", 3))
+		a.NotifyLeave(node("b", 2))
+		a.NotifyLeave(node("c", 3))
+		check("two lost", "b", "c")
+		if got := len(a.members()); got != 1 {
+			t.Errorf("%d members, want this one", got)
+		}
+		a.NotifyJoin(node("b", 4))
+		check("one is back at another address", "b", "c")
+		if at := a.others(); !at[0].Addr.Equal(net.IPv4(10, 0, 0, 4)) {
+			t.Errorf("the first is at %v, want 10.0.0.4", at[0].Addr)
+		}
+		a.NotifyJoin(node("d", 3))
+		check("another has a lost one's address", "b", "d")
+		for i := range 2 * maxLost {
+			a.NotifyLeave(node(fmt.Sprint("e", i), byte(i)))
+		}
+		if got, want := len(a.others()), maxLost+2; got != want {
+			t.Errorf("%d others, want %d", got, want)
+		}
+		time.Sleep(keepLost + time.Second)
+		check("later", "b", "d")
 	})
 }
