@@ -50,7 +50,7 @@ func newCut(random *rand.Rand, i int) cut {
 	case 1:
 		c.chunk = 1 + random.IntN(20)
 	case 2:
-		c.after = time.Duration(random.Int64N(int64(200*time.Millisecond)))
+		c.after = time.Duration(random.Int64N(int64(200 * time.Millisecond)))
 		c.ask.stream = random.IntN(2) == 0
 	}
 	return c
