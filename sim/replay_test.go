@@ -29,7 +29,7 @@ func short(t *testing.T, workload, profile string, policies ...string) Config {
 	if cfg.Policies, err = FindPolicies(policies); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Loads, cfg.Shifts, cfg.Warm, cfg.Span = []float64{1.5}, 2, 20*time.Second, 40*time.Second
+	cfg.Loads, cfg.Shifts, cfg.Warm, cfg.Span = []float64{1.5}, 2, 10*time.Second, 20*time.Second
 	return cfg
 }
 
@@ -62,8 +62,8 @@ func TestSameSeedSameRows(t *testing.T) {
 // TestTargets holds the law to what it must reach, loosely, on a minute of the
 // conversation trace: docs have the figures of whole replays.
 func TestTargets(t *testing.T) {
-	cfg := short(t, "conv", "kv-bound", "forecast", "oracle", "none", "watermark")
-	cfg.Loads, cfg.Span = []float64{0.7, 1.5}, time.Minute
+	cfg := short(t, "conv", "kv-bound", "forecast", "oracle", "none")
+	cfg.Loads, cfg.Warm, cfg.Span = []float64{0.7, 1.5}, 20*time.Second, 40*time.Second
 	at := map[string]Row{}
 	for _, r := range replay(t, cfg) {
 		at[r.Policy+map[float64]string{0.7: " below", 1.5: " above"}[r.Load]] = r
