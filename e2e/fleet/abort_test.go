@@ -20,12 +20,19 @@ const (
 	// blocks are free, beside two of its steps.
 	abortWithin = 100 * time.Millisecond
 	abortLook   = 5 * time.Millisecond // how often the engine is looked at: the error of a figure
-	aborted     = 100                  // requests cut, of each form
 
 	longPrompt = 6000 * 4 // bytes: three prefill chunks of the engine's 2,048 tokens
 	// Steps of alpha's engines by sim/engine's defaults, with their base of 10 ms.
 	decodeStep, prefillStep = 11 * time.Millisecond, 10*time.Millisecond + 2048*100*time.Microsecond
 )
+
+// aborted is how many requests are cut, of each form.
+func aborted() int {
+	if *full {
+		return 100
+	}
+	return 24
+}
 
 // cut is a request whose client leaves, and when.
 type cut struct {
@@ -129,7 +136,7 @@ func cutAll(t *testing.T, doors, engines []*part) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(*seed, 3))
 	took, beyond := map[string][]float64{}, []float64{}
-	for i := range aborted {
+	for i := range aborted() {
 		c := newCut(random, i)
 		free := leave(t, doors[i%len(doors)], engines, c, func() {})
 		took[c.stage] = append(took[c.stage], free.Seconds()*1000)
@@ -196,7 +203,7 @@ func TestAbortsWithoutRedis(t *testing.T) {
 	defer sent(syscall.SIGCONT)()
 	random := rand.New(rand.NewPCG(*seed, 4))
 	var took []float64
-	for i := range 10 {
+	for i := range aborted() / 8 {
 		c := newCut(random, 3*i+1) // at a chunk
 		took = append(took, leave(t, f.gateways[i%2], f.engines[:2], c, sent(syscall.SIGSTOP)).Seconds()*1000)
 		sent(syscall.SIGCONT)()
