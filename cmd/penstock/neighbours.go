@@ -26,6 +26,8 @@ const (
 	rowsEvery = 20 * time.Millisecond
 	// sendEvery bounds --gossip-interval.
 	sendLeast, sendMost = 50 * time.Millisecond, time.Second
+	// mostEngines is what rows from each to all are built and measured for.
+	mostEngines = 100
 )
 
 // gossipOptions are the flags of gossipFlags, checked.
@@ -95,6 +97,7 @@ type neighbours struct {
 	table *fleet.Table
 
 	seen   atomic.Pointer[snapshot]
+	warned atomic.Bool // of more than mostEngines
 	rows   *prometheus.CounterVec
 	aborts *prometheus.CounterVec
 }
@@ -233,7 +236,25 @@ func (n *neighbours) Rows() []fleet.Row {
 	s := &snapshot{at: now, rows: n.table.Rows(now)}
 	n.mu.Unlock()
 	n.seen.Store(s)
+	if len(s.rows) > mostEngines {
+		n.warn(s)
+	}
 	return s.rows
+}
+
+// warn says once that the fleet is larger than what was measured. Rows of engines that
+// are gone are no engines.
+func (n *neighbours) warn(s *snapshot) {
+	engines := 0
+	for i := range s.rows {
+		if s.at.Sub(s.rows[i].At) <= fleet.StaleAfter {
+			engines++
+		}
+	}
+	if engines > mostEngines && !n.warned.Swap(true) {
+		n.log.Error("more engines gossip than penstock is measured for: rows may come late, and each node sends one to every other; raise --gossip-interval or split the fleet by --gossip-label",
+			"engines", engines, "measured", mostEngines)
+	}
 }
 
 // Abort tells all agents that a request is over. It never waits: the record's cancel

@@ -107,6 +107,37 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
+// TestTooManyNeighbours: one loud line, and not for engines that are gone.
+func TestTooManyNeighbours(t *testing.T) {
+	n, _ := member(t, "a", "", false)
+	said := new(strings.Builder)
+	n.log = slog.New(slog.NewTextHandler(said, nil))
+	hear := func(engine int, age time.Duration) {
+		now := time.Now()
+		row := fleet.NewTable(uint64(engine), 1).Own(now, fleet.Row{State: reason.OK, At: now.Add(-age)})
+		if err := n.take(now, fleet.AppendRow(nil, &row, now)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look := func() int {
+		n.seen.Store(nil)
+		n.Rows()
+		return strings.Count(said.String(), "level=ERROR")
+	}
+	for i := range mostEngines {
+		hear(i+1, 0)
+		hear(1000+i, 10*time.Second)
+	}
+	if lines := look(); lines != 0 {
+		t.Errorf("%d engines, as many gone: %q", mostEngines, said)
+	}
+	hear(999, 0)
+	look()
+	if lines := look(); lines != 1 || !strings.Contains(said.String(), "engines=101") {
+		t.Errorf("one engine more, looked at twice: %q, want one line", said)
+	}
+}
+
 func TestNoGossip(t *testing.T) {
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
 	gossipFlags(f, "127.0.0.1:4783")
