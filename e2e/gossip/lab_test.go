@@ -40,7 +40,6 @@ const (
 	backends = 6  // broker and Redis
 	spare    = 7  // where a replaced node goes
 	more     = 11 // the first of those that join for one test
-	hosts    = more + 15
 )
 
 func address(host int) string { return fmt.Sprintf("10.88.0.%d", host) }
@@ -66,7 +65,7 @@ func run(m *testing.M) int {
 			return err
 		}
 		sweep()
-		_, err := netlab("up", strconv.Itoa(hosts))
+		_, err := netlab("up", strconv.Itoa(more+long(15, 97)))
 		return err
 	}
 	if err := begin(); err != nil {

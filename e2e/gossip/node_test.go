@@ -181,9 +181,16 @@ func (n *node) get(url string) (io.ReadCloser, error) {
 	return resp.Body, nil
 }
 
+// engine is the page of the engine on an agent's host.
+const engine = "http://127.0.0.1:8000"
+
 // metric sums the series of a name whose labels contain all of with.
-func (n *node) metric(name string, with ...string) (sum float64, err error) {
-	body, err := n.get(n.admin + "/metrics")
+func (n *node) metric(name string, with ...string) (float64, error) {
+	return n.metricAt(n.admin, name, with...)
+}
+
+func (n *node) metricAt(base, name string, with ...string) (sum float64, err error) {
+	body, err := n.get(base + "/metrics")
 	if err != nil {
 		return 0, err
 	}
