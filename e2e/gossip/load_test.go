@@ -161,6 +161,14 @@ func TestRealLoad(t *testing.T) {
 	l := f.start(15)
 	defer func() { l.stop(); l.all.Wait() }()
 	time.Sleep(5 * time.Second) // the first requests make lanes
+	t.Run("faults", func(t *testing.T) { f.faultsUnderLoad(t, l) })
+	t.Run("kills", func(t *testing.T) { f.killUnderLoad(t, l, store) })
+}
+
+// faultsUnderLoad: no fault of gossip costs a client its answer, and work goes to every
+// engine all the same.
+func (f *fleet) faultsUnderLoad(t *testing.T, l *load) {
+	t.Helper()
 	lasts := 20 * time.Second
 	_, total, refused := l.phase(func() { time.Sleep(lasts) })
 	base := 100 * float64(refused) / float64(total)
@@ -217,10 +225,9 @@ func TestRealLoad(t *testing.T) {
 		}
 		f.unharmed(t)
 	}
-	f.killUnderLoad(t, l, store)
 }
 
-// starts is how many requests each agent started so far, in its process's life.
+// starts is how many requests each agent's engine has ended so far, aborted ones too.
 func (f *fleet) starts(t *testing.T) (all []float64) {
 	t.Helper()
 	for _, a := range f.agents {
@@ -278,6 +285,7 @@ func (f *fleet) killUnderLoad(t *testing.T, l *load, store *goredis.Client) {
 		}
 	})
 	victim, kills := f.agents[1], 100
+	ran := f.starts(t)[1]
 	got, total, refused := l.phase(func() {
 		for range kills {
 			if err := victim.end(syscall.SIGKILL, 10*time.Second); err != nil {
@@ -287,12 +295,16 @@ func (f *fleet) killUnderLoad(t *testing.T, l *load, store *goredis.Client) {
 				t.Fatal(err)
 			}
 			f.whole(t, 10*time.Second)
-			time.Sleep(700 * time.Millisecond)
+			time.Sleep(2500 * time.Millisecond) // it takes lanes, and is amid some answers then
 		}
 	})
+	if ran = f.starts(t)[1] - ran; ran < float64(kills) {
+		t.Errorf("%s ran %v requests in %d lives: too little to prove anything", victim.name, ran, kills)
+	}
 	close(over)
 	watching.Wait()
-	t.Logf("%s killed %d times under load: %d requests, %d without an answer: %v; %d counts looked at, none negative", victim.name, kills, total, refused, got, looks.Load())
+	t.Logf("%s killed %d times under load, with %v requests in between: of all %d requests %d without a whole answer: %v; %d counts looked at, none negative",
+		victim.name, kills, ran, total, refused, got, looks.Load())
 	l.stop()
 	l.all.Wait()
 	took := eventually(t, 60*time.Second, func() string {
