@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -129,6 +130,9 @@ func newNeighbours(opts *gossipOptions, own func(time.Time) fleet.Row, cancel fu
 		return nil, err
 	}
 	if n.listen, err = gossip.Listen(opts.address); err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return nil, usage("--gossip %s is in use by another process: choose another address with --gossip", opts.address)
+		}
 		return nil, usage("--gossip %s: %w", opts.address, err)
 	}
 	return n, nil

@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"os/exec"
@@ -43,10 +44,13 @@ func TestCause(t *testing.T) {
 	}
 	status := func(want string) {
 		t.Helper()
-		out, _ := exec.Command(binary, "status", "--grpc", addr(20)).CombinedOutput() // its exit code says that an engine is not well
-		if !regexp.MustCompile(want).Match(out) {
-			t.Errorf("status of another agent:\n%s\nwant %s", out, want)
-		}
+		eventually(t, 15*time.Second, func() string {
+			out, _ := exec.Command(binary, "status", "--grpc", addr(20)).CombinedOutput() // its exit code says that an engine is not well
+			if regexp.MustCompile(want).Match(out) {
+				return ""
+			}
+			return fmt.Sprintf("status of another agent:\n%s\nwant %s", out, want)
+		})
 	}
 	if err := f.engines[2].end(syscall.SIGKILL, 5*time.Second); err != nil {
 		t.Fatal(err)

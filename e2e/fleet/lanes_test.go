@@ -116,7 +116,7 @@ func TestWaited(t *testing.T) {
 		name := fmt.Sprintf("late%d", i)
 		p := &part{name: name, log: filepath.Join(home, name+".log"), admin: "http://" + addr(71+5*i), args: []string{
 			"agent", "--node", name, "--engine", room.engine(t), "--rocketmq", addr(5), "--redis", addr(10),
-			"--grpc", addr(70 + 5*i), "--admin", addr(71 + 5*i), "--metrics", addr(72 + 5*i),
+			"--grpc", addr(70 + 5*i), "--admin", addr(71 + 5*i), "--metrics", addr(72 + 5*i), "--gossip", addr(73 + 5*i),
 		}}
 		if err := p.start(); err != nil {
 			t.Fatal(err)
