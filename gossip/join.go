@@ -15,7 +15,7 @@ import (
 
 const (
 	retryEvery = 500 * time.Millisecond // between two tries of seeds that are not members
-	greetFor   = 15 * time.Second       // after a change, see greet
+	greetMost  = 8 * time.Second        // see greet: its gaps double from retryEvery to this
 	maxAddrs   = 256                    // of one seed's name
 	tries      = 8                      // seeds contacted at once
 )
@@ -32,7 +32,8 @@ type joiner struct {
 	asked  time.Time                   // when it began
 	gone   int                         // seeds without a member, in the last round
 	warn   time.Time                   // when to say again that this node is alone
-	greets time.Time                   // until when members are greeted
+	gap    time.Duration               // between two greetings; above greetMost there are no more
+	greets time.Time                   // when the next one is due
 	next   int                         // the member to greet
 }
 
@@ -40,7 +41,7 @@ type joiner struct {
 // time while there is no other member: a partition may be over, or all agents may have
 // been restarted.
 func (j *joiner) run(ctx context.Context) {
-	j.greets = time.Now().Add(greetFor)
+	j.gap = retryEvery
 	for {
 		if j.g.isolated.Load() || time.Since(j.asked) >= j.g.cfg.JoinEvery {
 			j.lookupAll(ctx)
@@ -50,13 +51,15 @@ func (j *joiner) run(ctx context.Context) {
 			j.warn = now.Add(j.g.cfg.JoinEvery)
 			j.g.log.Warn("gossip: isolated: no seed is a member; this node goes on by itself and retries", "join", j.g.cfg.Join, "err", err, "retry_in", retryEvery)
 		}
-		if time.Now().Before(j.greets) {
+		if now := time.Now(); j.gap <= greetMost && !now.Before(j.greets) {
 			j.greet()
+			j.greets = now.Add(j.gap)
+			j.gap *= 2
 		}
 		select {
 		case <-time.After(min(retryEvery, j.g.cfg.JoinEvery)):
 		case <-j.g.reloaded:
-			j.greets = time.Now().Add(greetFor)
+			j.gap, j.greets = retryEvery, time.Now().Add(retryEvery)
 		case <-ctx.Done():
 			return
 		}
@@ -104,9 +107,10 @@ func (j *joiner) round(ctx context.Context) error {
 	return last
 }
 
-// greet exchanges all that is known with one member after the other: what the fleet
-// still holds of this node's earlier process, its goodbye above all, would keep it out
-// until one of them happens to choose it for an exchange.
+// greet exchanges all that is known with the next member: what the fleet still holds of
+// this node's earlier process, its goodbye above all, would keep it out until a member
+// happens to choose it for an exchange. Gaps double, since a hundred nodes that start at
+// once would be busy with nothing else.
 func (j *joiner) greet() {
 	members := j.g.table.members()
 	for range members {

@@ -52,7 +52,7 @@ func TestRealHundredHosts(t *testing.T) {
 	}
 	eventually(t, 60*time.Second, stale)
 	joined := time.Since(began)
-	time.Sleep(16 * time.Second) // the first exchanges of state are over then
+	time.Sleep(9 * time.Second) // the first exchanges of state are over then
 	var ages []time.Duration
 	cpu := func() (sum time.Duration) {
 		for _, n := range f.agents {

@@ -41,7 +41,7 @@ func TestRealIdle(t *testing.T) {
 
 // settled waits until the first agent is past its first exchanges.
 func (f *fleet) settled() {
-	time.Sleep(time.Until(f.agents[0].began.Add(16 * time.Second)))
+	time.Sleep(time.Until(f.agents[0].began.Add(9 * time.Second)))
 }
 
 // TestRealSoak: one agent and one gateway stay while others die, come back and drain.
