@@ -9,7 +9,9 @@ import (
 const (
 	probeFirst = 2 * time.Second
 	probeMax   = 30 * time.Second
-	lateShare  = 8 // late heads keep prefill busy for a part of slo_ttft only: the rest is for who comes in time
+	promptGain = 0.02 // about the last 50 starts
+	ownTimes   = 2    // mean prompts that a wait leaves room for, see DESIGN.md
+	lateShare  = 8    // late heads keep prefill busy for a part of slo_ttft only: the rest is for who comes in time
 )
 
 // Decide says what to do with a delivered head. It keeps small state of its own
@@ -22,6 +24,10 @@ func (s *State) Decide(now time.Time, r *Request) Verdict {
 		return Verdict{Action: Drop, Reason: why}
 	}
 	why, late := s.judge(now, t, r)
+	if s.hopeless(t, r, why) {
+		s.heads.remove(r.Hash)
+		return Verdict{Action: Drop, Reason: reason.Overloaded}
+	}
 	if why == reason.OK && late && s.heads.inTime(t, s.speed.predict(s.pendTokens), r.Hash) {
 		why = reason.Late
 	}
@@ -150,31 +156,32 @@ func (s *State) judge(now time.Time, t time.Duration, r *Request) (why reason.Re
 // room applies the watermarks; extra is kept free on top.
 func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
 	kv, n := s.kv()+extra, r.seqs()
+	start, stop, _ := s.marks()
 	own := 0.0 // the prompt, as a share of what one rank has
 	if s.sample.KVTokens > 0 {
 		own = float64(r.prompt()) / float64(s.rankTokens())
 	}
 	waiting, idle := max(s.sample.Waiting, s.pendSeqs), s.idle()
 	full := reason.KVHigh
-	if s.sample.KV < s.cfg.KVStart {
+	if s.sample.KV < start {
 		full = reason.KVCredit
 	}
 	switch {
-	case kv >= s.cfg.KVStop:
+	case kv >= stop:
 		return full
 	case s.closed:
 		return reason.KVHigh
-	case idle && kv < s.cfg.KVStart:
+	case idle && kv < start:
 		return reason.OK // also what fits only alone, or has more sequences than may wait
 	case s.alone(r):
 		return reason.KVCredit
 	case waiting >= s.cfg.WaitMax || s.pendSeqs+n > s.cfg.WaitMax:
 		return reason.WaitingHigh
-	case waiting >= s.cfg.WaitSome && kv+own >= s.cfg.KVStart:
+	case waiting >= s.cfg.WaitSome && kv+own >= start:
 		return reason.WaitingSome
 	case s.cfg.Law == Forecast && s.sample.KVTokens > 0:
-		return s.future(now, r, extra)
-	case kv >= s.cfg.KVStart && draw(r.Hash, uint64(now.Unix())) < s.odds(kv):
+		return s.future(r, extra)
+	case kv >= start && draw(r.Hash, uint64(now.Unix())) < s.odds(kv):
 		if full == reason.KVCredit {
 			return full
 		}
@@ -210,6 +217,24 @@ func (s *State) late(t time.Duration, r *Request) bool {
 		wait = max(t-s.since(r.Opened), 0)
 	}
 	return wait+s.speed.predict(ahead) > s.slo(r)
+}
+
+// hopeless reports whether the forecast gives a head up: what is pending takes more
+// than it has left, and it would stand in others' way. Without what is added against
+// errors: nobody is sent away for being nearly late. Where nothing pends and nothing
+// is in the way, a late answer costs nobody anything.
+// The room for mean prompts is kept out of everybody's wait, so that most first
+// tokens are in time with the own prefill too and no length is preferred.
+func (s *State) hopeless(t time.Duration, r *Request, why reason.Reason) bool {
+	if s.cfg.Law != Forecast || r.Opened.IsZero() || !s.speed.known() {
+		return false
+	}
+	c := s.condition(t)
+	if (c != reason.OK && c != reason.Stale) || (why == reason.OK && s.pendSeqs == 0) {
+		return false
+	}
+	kept := min(seconds(ownTimes*s.prompts*s.speed.perToken()), s.slo(r)/2)
+	return t-s.since(r.Opened)+s.speed.prefill(s.pendTokens) > s.slo(r)-kept
 }
 
 func (s *State) slo(r *Request) time.Duration {
@@ -303,7 +328,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 func (s *State) pause(rank int, r *Request, why reason.Reason) time.Duration {
 	starts := s.flow.recent()
 	switch why {
-	case reason.PrefillBusy, reason.PrefillPaced, reason.WaitingSome, reason.WaitingHigh, reason.Late:
+	case reason.PrefillBusy, reason.WaitingSome, reason.WaitingHigh, reason.Late:
 		starts = max(starts, s.speed.rate()/float64(max(r.prompt(), 1)))
 	case reason.Cold:
 		starts = maxStarts
@@ -316,7 +341,8 @@ func (s *State) pause(rank int, r *Request, why reason.Reason) time.Duration {
 func (s *State) soon(why reason.Reason) bool {
 	switch why {
 	case reason.KVHigh:
-		return s.kv() < s.cfg.KVStart
+		start, _, _ := s.marks()
+		return s.kv() < start
 	case reason.WaitingHigh:
 		return s.sample.Waiting < s.cfg.WaitMax
 	}

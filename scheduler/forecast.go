@@ -197,9 +197,6 @@ func (m *stepModel) learn(prefill, seqs, kv, took float64) {
 	m.solve()
 }
 
-// perToken is seconds per prefill token, never 0.
-func (m *stepModel) perToken() float64 { return max(m.w[1]*perPrefill, 1e-9) }
-
 func (m *stepModel) known() bool { return m.n >= stepKnown }
 
 // solve is Gaussian elimination on the ridged normal equations. A factor that comes
@@ -238,13 +235,13 @@ func (m *stepModel) step(prefill, seqs, kv float64) float64 {
 
 const (
 	tpotShare = 0.9  // of slo_tpot that a predicted step may take
-	paceShare = 0.85 // of it that decoding and paced prefill take together
-	paceLeast = 0.02 // of the engine's prefill speed, however slow decoding is
+	netStart  = 0.95 // the watermarks under the forecast, see marks
+	netStop   = 0.99
 )
 
-// future is the forecast's part of the law: KV at its peak, time per token, and
-// prefill that would stop the others' tokens for too long.
-func (s *State) future(now time.Time, r *Request, extra float64) reason.Reason {
+// future is the forecast's part of the law: KV at its peak and the time per token,
+// which is a mean: a long prefill step alone is no reason.
+func (s *State) future(r *Request, extra float64) reason.Reason {
 	n := r.seqs()
 	x := plan{seqs: n, held: s.holds(r.prompt(), 0, n)}
 	if r.ExpectedOut > 0 {
@@ -262,13 +259,6 @@ func (s *State) future(now time.Time, r *Request, extra float64) reason.Reason {
 	if s.steps.step(s.steps.prefill, running, s.share(peak)) > tpotShare*slo {
 		return reason.StepsSlow
 	}
-	if chunk := float64(s.cfg.ColdTokens); s.steps.step(chunk, 0, 0) > slo {
-		decode := s.steps.step(0, running, s.sample.KV)
-		rate := max(1-decode/(paceShare*slo), paceLeast) / s.steps.perToken()
-		if !s.pace.allows(s.since(now), rate, float64(r.prompt()), chunk) {
-			return reason.PrefillPaced
-		}
-	}
 	return reason.OK
 }
 
@@ -277,30 +267,4 @@ func (s *State) tpot(r *Request) time.Duration {
 		return r.SLOTPOT
 	}
 	return s.cfg.SLOTPOT
-}
-
-// pace is a leaky bucket of prefill tokens.
-type pace struct {
-	level float64
-	at    time.Duration
-	rate  float64 // as of the last question
-}
-
-// allows reports whether prompt tokens may come now, at most burst at once.
-func (p *pace) allows(t time.Duration, rate, prompt, burst float64) bool {
-	p.drain(t)
-	p.rate = rate
-	return p.level+min(prompt, burst) <= burst
-}
-
-func (p *pace) take(t time.Duration, prompt float64) {
-	if p.rate > 0 {
-		p.drain(t)
-		p.level += prompt
-	}
-}
-
-func (p *pace) drain(t time.Duration) {
-	p.level = max(p.level-p.rate*(t-p.at).Seconds(), 0)
-	p.at = t
 }

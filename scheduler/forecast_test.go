@@ -130,6 +130,46 @@ func TestForecastAdmitsUntilThePeakIsFull(t *testing.T) {
 	}
 }
 
+func TestForecastGivesUpWhoCannotBeInTime(t *testing.T) {
+	tests := map[string]struct {
+		law     Law
+		pending int
+		waited  time.Duration
+		drop    bool
+	}{
+		"in time":                           {Forecast, 5000, 200 * time.Millisecond, false},
+		"late":                              {Forecast, 5000, 1700 * time.Millisecond, true},
+		"a mean prompt's room is kept out":  {Forecast, 5000, 1450 * time.Millisecond, true},
+		"late where it stands in no way":    {Forecast, 0, 5 * time.Second, false},
+		"late under the watermarks":         {Watermark, 5000, 1700 * time.Millisecond, false},
+		"behind more than the slo can take": {Forecast, 21_000, 0, true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			cfg := DefaultConfig()
+			cfg.Law = tt.law
+			now := time.Unix(1000, 0)
+			s, err := New(cfg, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 * coldFirst { // 10,000 tokens per second
+				s.speed.learn(1000, 100*time.Millisecond)
+			}
+			now = now.Add(50 * time.Millisecond)
+			s.Observe(now, Sample{At: now, Asked: now, KVTokens: 1_000_000, Ranks: 1})
+			if tt.pending > 0 {
+				s.Reserve(now, &Request{Hash: 1, PromptTokens: tt.pending, Sequences: 1})
+				s.prompts = 1000
+			}
+			v := s.Decide(now, &Request{Hash: 2, PromptTokens: 100, Sequences: 1, Opened: now.Add(-tt.waited)})
+			if drop := v.Action == Drop; drop != tt.drop || (drop && v.Reason != reason.Overloaded) {
+				t.Errorf("Decide: got %v %v, want a drop for overload: %t", v.Action, v.Reason, tt.drop)
+			}
+		})
+	}
+}
+
 func BenchmarkDecideForecast(b *testing.B) {
 	cfg := DefaultConfig()
 	cfg.Law = Forecast

@@ -120,7 +120,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	}
 	s.flow.roll(t, s.closed)
 	s.forecast.insert(s.plan(i, e))
-	s.pace.take(t, float64(e.prompt))
+	s.prompts += promptGain * (float64(r.prompt()) - s.prompts)
 	s.flow.started(e.prompt + e.expected)
 	s.heads.remove(r.Hash)
 	return Slot(uint64(e.gen)<<32 | uint64(i+1))

@@ -120,12 +120,22 @@ func (s *State) share(n int) float64 {
 	return float64(n) / float64(s.sample.KVTokens)
 }
 
-// latch closes the gate at KVStop and opens it again below KVReopen.
+// marks are the watermarks: start below, stop from, reopen below. The forecast may
+// fill an engine up to its margin, and so they are above that, while K is known.
+func (s *State) marks() (start, stop, reopen float64) {
+	if s.cfg.Law == Forecast && s.sample.KVTokens > 0 {
+		return netStart, netStop, netStart
+	}
+	return s.cfg.KVStart, s.cfg.KVStop, s.cfg.KVReopen
+}
+
+// latch closes the gate at the mark to stop and opens it below that to reopen.
 func (s *State) latch() {
+	_, stop, reopen := s.marks()
 	switch kv := s.sample.KV; {
-	case kv >= s.cfg.KVStop:
+	case kv >= stop:
 		s.closed = true
-	case kv < s.cfg.KVReopen:
+	case kv < reopen:
 		s.closed = false
 	}
 }

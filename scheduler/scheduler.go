@@ -113,7 +113,8 @@ func (l Law) String() string {
 	return "forecast"
 }
 
-// Config is the law's numbers. KV figures are shares of the engine's KV tokens.
+// Config is the law's numbers. KV figures are shares of the engine's KV tokens. Under
+// Forecast, KVStart, KVStop and KVReopen hold only while those are not known.
 type Config struct {
 	Law        Law
 	Poll       time.Duration // how often the page is read; fresh = 3 of these
@@ -180,10 +181,10 @@ type State struct {
 	speed    speed
 	flow     flow
 	heads    heads
+	prompts  float64 // tokens of a prompt, EWMA over what was started
 	lengths  lengths
 	forecast forecast
 	steps    stepModel
-	pace     pace
 
 	sample   Sample
 	sampled  time.Duration // of the last good sample

@@ -17,7 +17,7 @@ type View struct {
 	KVTokens   int           // K; 0 = not exported
 	StepTime   time.Duration // 0 = not known
 	Credit     int           // tokens the gauge does not show yet
-	Freeness   int           // KV tokens that may still be started: KVStart x K - gauge - credit, never negative
+	Freeness   int           // KV tokens that may still be started: the mark to start below x K - gauge - credit, never negative
 	Pending    int           // prompt tokens without a first token
 	PendingSeq int           // sequences without a first token
 	Requests   int           // in flight
@@ -39,13 +39,14 @@ func (s *State) View(now time.Time) View {
 	if s.have {
 		v.SampleAge = max(t-s.sampled, 0)
 	}
-	v.Freeness = max(int((s.cfg.KVStart-s.kv())*float64(s.sample.KVTokens)), 0)
+	start, _, _ := s.marks()
+	v.Freeness = max(int((start-s.kv())*float64(s.sample.KVTokens)), 0)
 	if v.DrainRate = s.flow.drain(); v.DrainRate == 0 {
 		v.DrainRate = s.speed.rate() // nothing can be taken faster than its prompt is computed
 	}
 	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
 	if v.Gate != reason.OK && v.DrainRate > 0 {
-		above := (s.kv() - s.cfg.KVStart) * float64(s.sample.KVTokens) // prompts pending are part of it
+		above := (s.kv() - start) * float64(s.sample.KVTokens) // prompts pending are part of it
 		v.Start = seconds(max(above, float64(v.Pending)) / v.DrainRate)
 	}
 	return v
