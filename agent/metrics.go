@@ -61,7 +61,7 @@ func expected(a scheduler.Action, r reason.Reason) bool {
 	case scheduler.Start:
 		return r == reason.OK || r == reason.Probe
 	case scheduler.Drop:
-		return r == reason.Aborted || r == reason.DeadlinePassed || r == reason.TooLarge
+		return r == reason.Aborted || r == reason.DeadlinePassed || r == reason.TooLarge || r == reason.Overloaded
 	case scheduler.Suspend:
 		return r >= reason.KVHigh && r <= reason.GPUFault || r == reason.EngineDown
 	}

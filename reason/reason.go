@@ -18,19 +18,18 @@ const (
 
 	// Why a head waits: the engine is full.
 
-	KVHigh       // KV usage reached the upper watermark and has not fallen below the reopen mark
-	KVBand       // KV usage between the two watermarks; this id drew "wait" for this second
-	KVCredit     // gauge plus what was started but does not show yet leaves no room
-	KVForecast   // what runs and this request would not fit until they end
-	StepsSlow    // with it the engine's steps would be longer than slo_tpot allows
-	WaitingHigh  // too many requests wait inside the engine
-	WaitingSome  // some wait inside the engine and this one is not safe beside them
-	PrefillBusy  // prompts already sent would push its first token past slo_ttft
-	PrefillPaced // prefill steps alone are longer than slo_tpot: prompts go in at a pace
-	Cold         // the engine's speed is not known yet and the cold-start allowance is used
-	Late         // it has missed slo_ttft already; heads still in time go first
-	PeerFree     // another engine can start it now
-	RoomFull     // the ready room has no place for another head
+	KVHigh      // KV usage reached the upper watermark and has not fallen below the reopen mark
+	KVBand      // KV usage between the two watermarks; this id drew "wait" for this second
+	KVCredit    // gauge plus what was started but does not show yet leaves no room
+	KVForecast  // what runs and this request would not fit until they end
+	StepsSlow   // with it the engine's steps would be longer than slo_tpot allows
+	WaitingHigh // too many requests wait inside the engine
+	WaitingSome // some wait inside the engine and this one is not safe beside them
+	PrefillBusy // prompts already sent would push its first token past slo_ttft
+	Cold        // the engine's speed is not known yet and the cold-start allowance is used
+	Late        // it has missed slo_ttft already; heads still in time go first
+	PeerFree    // another engine can start it now
+	RoomFull    // the ready room has no place for another head
 
 	// Why a head waits or is refused: the engine cannot be judged or used.
 
@@ -88,7 +87,7 @@ const (
 var names = [end]string{
 	None: "none", OK: "ok", Probe: "probe",
 	KVHigh: "kv_high", KVBand: "kv_band", KVCredit: "kv_credit", KVForecast: "kv_forecast", StepsSlow: "steps_slow", WaitingHigh: "waiting_high",
-	WaitingSome: "waiting", PrefillBusy: "prefill_busy", PrefillPaced: "prefill_paced", Cold: "cold_start", Late: "late", PeerFree: "peer_free", RoomFull: "room_full",
+	WaitingSome: "waiting", PrefillBusy: "prefill_busy", Cold: "cold_start", Late: "late", PeerFree: "peer_free", RoomFull: "room_full",
 	Stale: "stale", Blind: "blind", Stuck: "stuck", Asleep: "asleep", Draining: "draining", Starting: "starting",
 	GPULost: "gpu_lost", GPUFault: "gpu_fault",
 	Aborted: "aborted", DeadlinePassed: "queue_deadline_exceeded", TooLarge: "too_large", AlreadyDone: "already_done",
