@@ -15,7 +15,8 @@ import (
 
 const (
 	retryEvery = 500 * time.Millisecond // between two tries of seeds that are not members
-	greetMost  = 8 * time.Second        // see greet: its gaps double from retryEvery to this
+	greetLeast = time.Second            // see greet: its gaps double from this
+	greetMost  = 8 * time.Second        // to this
 	maxAddrs   = 256                    // of one seed's name
 	tries      = 8                      // seeds contacted at once
 )
@@ -41,7 +42,7 @@ type joiner struct {
 // time while there is no other member: a partition may be over, or all agents may have
 // been restarted.
 func (j *joiner) run(ctx context.Context) {
-	j.gap = retryEvery
+	j.gap, j.greets = greetLeast, time.Now().Add(greetLeast)
 	for {
 		if j.g.isolated.Load() || time.Since(j.asked) >= j.g.cfg.JoinEvery {
 			j.lookupAll(ctx)
@@ -53,13 +54,13 @@ func (j *joiner) run(ctx context.Context) {
 		}
 		if now := time.Now(); j.gap <= greetMost && !now.Before(j.greets) {
 			j.greet()
-			j.greets = now.Add(j.gap)
 			j.gap *= 2
+			j.greets = now.Add(j.gap)
 		}
 		select {
 		case <-time.After(min(retryEvery, j.g.cfg.JoinEvery)):
 		case <-j.g.reloaded:
-			j.gap, j.greets = retryEvery, time.Now().Add(retryEvery)
+			j.gap, j.greets = greetLeast, time.Now()
 		case <-ctx.Done():
 			return
 		}
