@@ -179,7 +179,7 @@ func TestRealLies(t *testing.T) {
 	var sent int
 	var flood sync.WaitGroup
 	flood.Go(func() { sent = garbage(f.nodes(), stop) })
-	lasts := long(4*time.Second, 30*time.Second)
+	lasts := long(3*time.Second, 30*time.Second)
 	for began := time.Now(); time.Since(began) < lasts; time.Sleep(50 * time.Millisecond) {
 		if missing := f.missing(f.nodes(), f.agents); missing != "" {
 			t.Errorf("under garbage: %s", missing)

@@ -112,6 +112,15 @@ func (f *fleet) restart(t *testing.T, rows time.Duration) {
 		}
 	}
 	f.whole(t, 20*time.Second)
+	took := eventually(t, 10*time.Second, func() string { // what gateways remember of the agents' goodbyes must be undone
+		for _, n := range f.nodes() {
+			if got, err := n.metric("penstock_gossip_members"); err != nil || got != 6 {
+				return fmt.Sprintf("%s knows %v members, want 6: %v", n.name, got, err)
+			}
+		}
+		return ""
+	})
+	t.Logf("all agents restarted at once: all are members of all %v after every row was everywhere", took.Round(time.Millisecond))
 }
 
 // heal ends all faults of the network.

@@ -11,8 +11,8 @@ import (
 )
 
 // TestRealRows: what an engine's agent notes is known to all other agents and both
-// gateways soon. Each sample is one drain, or its end, at one other node: from the call
-// until the node shows it.
+// gateways soon. Each sample is one drain, or its end, at one other node: from when the
+// agent obeyed until the node shows it.
 func TestRealRows(t *testing.T) {
 	f := the(t)
 	for _, c := range []struct {
@@ -35,9 +35,13 @@ func TestRealRows(t *testing.T) {
 func (f *fleet) change(t *testing.T, owner *node, drain bool) []time.Duration {
 	t.Helper()
 	want := map[bool]string{true: "draining", false: "ok"}[drain]
-	began := time.Now()
+	asked := time.Now()
 	if err := owner.order(drain); err != nil {
 		t.Fatal(err)
+	}
+	began := time.Now()
+	if order := began.Sub(asked); order > 200*time.Millisecond {
+		t.Logf("%s took %v to obey", owner.name, order.Round(time.Millisecond))
 	}
 	var (
 		all  sync.WaitGroup
