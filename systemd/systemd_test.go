@@ -3,7 +3,6 @@ package systemd
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -29,7 +28,7 @@ func heard(t *testing.T, watchdog time.Duration, s *Service, script func(inputs)
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		s.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+		s.Log = slog.New(slog.DiscardHandler)
 		s.notify = func(lines string) {
 			if strings.HasPrefix(lines, "RELOADING=1\nMONOTONIC_USEC=") {
 				lines = "RELOADING=1"
@@ -129,7 +128,7 @@ func TestSocket(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "30000000")
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	s := &Service{Ready: func() (bool, string) { return true, "" }, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	s := &Service{Ready: func() (bool, string) { return true, "" }, Log: slog.New(slog.DiscardHandler)}
 	go func() { _ = s.Run(ctx); close(done) }()
 	var got []string
 	for range 3 {
