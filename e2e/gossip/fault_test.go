@@ -20,7 +20,7 @@ import (
 // healed is how long after the end of a fault the view may take to be right.
 const healed = 2 * time.Second
 
-// TestRealPartition: hosts 1 and 4 cannot reach 2, 3 and 5. Both sides go on, rows of
+// TestRealPartition: hosts 1 and 4 cannot reach 2, 3, 5 and this process. Both sides go on, rows of
 // the other side stop to count and come back. The full form also waits until the other
 // side's members are gone, and its rows forgotten.
 func TestRealPartition(t *testing.T) {
@@ -32,6 +32,9 @@ func TestRealPartition(t *testing.T) {
 				args := []any{"block", n.host}
 				for _, other := range side[1-i] {
 					args = append(args, other.host)
+				}
+				if i == 0 {
+					args = append(args, 254)
 				}
 				fault(t, args...)
 			}
