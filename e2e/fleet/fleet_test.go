@@ -28,6 +28,7 @@ var (
 	full          = flag.Bool("full", false, "the full form: more kill points, longer streams")
 	points        = flag.Int("points", 2, "kill points of each component")
 	seed          = flag.Uint64("seed", 1, "of kill points and load")
+	older         = flag.String("old", "", "an earlier build of penstock: TestRollingRestart begins with it")
 	firstPort     = flag.Int("port", 23000, "first of 100 ports on 127.0.0.1")
 )
 

@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 // part is one process of the fleet; it may be started again with the same arguments.
 type part struct {
 	name, log string
+	binary    string // "" = the one that is tested
 	args      []string
 	url       string // of its API
 	admin     string // of probes and metrics
@@ -39,7 +41,7 @@ func (p *part) start() error {
 	defer func() { _ = log.Close() }()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.cmd = exec.Command(binary, p.args...)
+	p.cmd = exec.Command(cmp.Or(p.binary, binary), p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if err := p.cmd.Start(); err != nil {
 		return fmt.Errorf("%s: %w", p.name, err)
