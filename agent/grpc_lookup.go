@@ -27,7 +27,7 @@ func (a *Agent) view(now time.Time) scheduler.View {
 // Lanes lists what waits, and why by the engines that this agent knows.
 func (g service) Lanes(ctx context.Context, r *penstockv1.LanesRequest) (*penstockv1.LanesResponse, error) {
 	now := time.Now()
-	engines, _ := g.cluster(ctx, now)
+	engines, _ := g.cluster(ctx)
 	backlog := g.deps.Backlog(now)
 	lanes := make([]*penstockv1.Lane, len(backlog))
 	for i, b := range backlog {

@@ -109,7 +109,7 @@ func (g *GRPC) engines(now time.Time, node string) ([]*penstockv1.EngineState, e
 // Cluster joins three sources, the later over the earlier: the engine directory, the
 // rows of peers, this process.
 func (g service) Cluster(ctx context.Context, _ *penstockv1.ClusterRequest) (*penstockv1.ClusterResponse, error) {
-	engines, problem := g.cluster(ctx, time.Now())
+	engines, problem := g.cluster(ctx)
 	answer := &penstockv1.ClusterResponse{Engines: engines}
 	if problem != nil {
 		answer.Problem = problem.Error()
@@ -117,11 +117,12 @@ func (g service) Cluster(ctx context.Context, _ *penstockv1.ClusterRequest) (*pe
 	return answer, nil
 }
 
-func (g *GRPC) cluster(ctx context.Context, now time.Time) ([]*penstockv1.EngineState, error) {
+func (g *GRPC) cluster(ctx context.Context) ([]*penstockv1.EngineState, error) {
 	first := g.deps.Agents[0]
 	call, cancel := context.WithTimeout(ctx, first.cfg.StoreTimeout)
 	defer cancel()
 	listed, problem := first.deps.Directory.Engines(call)
+	now := time.Now() // after the call, which may take as long as a row counts
 	known := make(map[uint64]*penstockv1.EngineState, len(listed)) // by the identity that rows have
 	for i := range listed {
 		known[fleet.ID(listed[i].Node)] = listedState(now, &listed[i])

@@ -314,7 +314,7 @@ func TestGRPCCluster(t *testing.T) {
 	g, err := NewGRPC(GRPCConfig{}, GRPCDeps{Agents: []*Agent{n.agent}, Lookup: n.reg.Lookup, Backlog: n.reg.Backlog, Metrics: prometheus.NewRegistry(), Log: n.agent.log})
 	check(t, err)
 	n.agent.deps.Directory = aged{n.reg, "old", now.Add(-30 * time.Second)}
-	engines, err := g.cluster(t.Context(), now)
+	engines, err := g.cluster(t.Context())
 	check(t, err)
 	var got []string
 	for _, s := range engines {

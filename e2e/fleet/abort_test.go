@@ -31,7 +31,7 @@ func aborted() int {
 	if *full {
 		return 100
 	}
-	return 24
+	return 16
 }
 
 // cut is a request whose client leaves, and when.
