@@ -122,7 +122,7 @@ func (g *GRPC) cluster(ctx context.Context) ([]*penstockv1.EngineState, error) {
 	call, cancel := context.WithTimeout(ctx, first.cfg.StoreTimeout)
 	defer cancel()
 	listed, problem := first.deps.Directory.Engines(call)
-	now := time.Now() // after the call, which may take as long as a row counts
+	now := time.Now()                                              // after the call, which may take as long as a row counts
 	known := make(map[uint64]*penstockv1.EngineState, len(listed)) // by the identity that rows have
 	for i := range listed {
 		known[fleet.ID(listed[i].Node)] = listedState(now, &listed[i])
