@@ -168,7 +168,7 @@ func (a *agent) progress(t *ticket) {
 func (a *agent) sample(s scheduler.Sample) {
 	a.peers = a.peers[:0]
 	for _, o := range a.g.agents {
-		if o != a && o.row.Serves(model, a.now()) {
+		if o != a && !a.g.alone && o.row.Serves(model, a.now()) {
 			a.peers = append(a.peers, scheduler.Peer{CanStart: o.row.State == reason.OK && o.row.Freeness > 0, Freeness: o.row.Freeness, At: o.row.At})
 		}
 	}

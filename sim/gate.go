@@ -29,6 +29,7 @@ const (
 type gate struct {
 	w      *world
 	oracle bool // lengths are known
+	alone  bool // agents do not know of each other
 	door   *door.Door
 	prices *cost.Estimator
 	lanes  []*lanes // by tenant
@@ -82,12 +83,12 @@ type line struct {
 	alarm    time.Duration
 }
 
-func newGate(w *world, law scheduler.Law, oracle bool) (*gate, error) {
+func newGate(w *world, law scheduler.Law, oracle, alone bool) (*gate, error) {
 	prices, err := cost.New(cost.DefaultConfig())
 	if err != nil {
 		return nil, err
 	}
-	g := &gate{w: w, oracle: oracle, door: door.New(epoch), prices: prices}
+	g := &gate{w: w, oracle: oracle, alone: alone, door: door.New(epoch), prices: prices}
 	for i := range w.tally.tenants {
 		l := &lanes{key: lane.Key{Tier: "default", Type: "chat", Model: model, Tenant: strconv.Itoa(i)}}
 		for range w.tally.width {

@@ -49,9 +49,11 @@ func FindPolicies(names []string) ([]Policy, error) {
 }
 
 var policies = []Policy{
-	{"forecast", gated(scheduler.Forecast, false)},
-	{"oracle", gated(scheduler.Forecast, true)},
-	{"law-watermark", gated(scheduler.Watermark, false)},
+	{"forecast", gated(scheduler.Forecast, gate{})},
+	{"oracle", gated(scheduler.Forecast, gate{oracle: true})},
+	{"law-watermark", gated(scheduler.Watermark, gate{})},
+	{"forecast-alone", gated(scheduler.Forecast, gate{alone: true})},
+	{"law-watermark-alone", gated(scheduler.Watermark, gate{alone: true})},
 	{"gauge-shed", queued("", rules{pass: gaugeBelow(0.8, 0.8, 5), shed: true})},
 	{"none", none},
 	{"concurrency", concurrency},
@@ -63,10 +65,11 @@ var policies = []Policy{
 	{"backpressure", backpressure},
 }
 
-// gated is penstock under a law: the oracle's lengths are the true ones.
-func gated(law scheduler.Law, oracle bool) func(capacity) []setting {
+// gated is penstock under a law. The oracle's lengths are the true ones; agents that
+// are alone pass no head on to a peer.
+func gated(law scheduler.Law, g gate) func(capacity) []setting {
 	return func(capacity) []setting {
-		return []setting{{front: func(w *world) (front, error) { return newGate(w, law, oracle) }}}
+		return []setting{{front: func(w *world) (front, error) { return newGate(w, law, g.oracle, g.alone) }}}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -11,15 +12,32 @@ import (
 	"penstock/sim/engine"
 )
 
-// Profile is the engines of a simulated world, all alike.
+// Profile is the engines of a simulated world: alike but for their speed.
 type Profile struct {
-	Name    string
-	Engines int
-	Engine  engine.Config
+	Name   string
+	Speeds []float64 // of each engine; 1 is Engine's own
+	Engine engine.Config
+}
+
+// speed is that of all engines together.
+func (p *Profile) speed() (sum float64) {
+	for _, s := range p.Speeds {
+		sum += s
+	}
+	return sum
+}
+
+// engine is the i-th engine.
+func (p *Profile) engine(i int) engine.Config {
+	e := p.Engine
+	for _, d := range []*time.Duration{&e.Base, &e.PerPrefillToken, &e.PerSeq, &e.PerKVToken} {
+		*d = time.Duration(float64(*d) / p.Speeds[i])
+	}
+	return e
 }
 
 // Profiles are the names that LoadProfile knows beside files.
-func Profiles() []string { return []string{"kv-bound", "prefill-bound", "tpot-bound"} }
+func Profiles() []string { return []string{"kv-bound", "prefill-bound", "tpot-bound", "unequal"} }
 
 // LoadProfile makes a profile of a name or of a YAML file. The names are vLLM's
 // defaults (256 sequences, 2,048 tokens a step, blocks of 16, full-prompt gate) on
@@ -27,13 +45,16 @@ func Profiles() []string { return []string{"kv-bound", "prefill-bound", "tpot-bo
 // 160k KV tokens are left (Vidur's Meta-Llama-3-8B: 9.7 ms a step, 66 us per prefill
 // token; 128 KiB per KV token at 70 % of 2 TB/s is 94 ns); the same on an H200-like
 // GPU with 800k; a 70B model on eight A100s, whose steps of 45 ms and 120 us per
-// prefill token (Splitwise's measurements) leave little of 100 ms per token.
+// prefill token (Splitwise's measurements) leave little of 100 ms per token; and the first one beside another at 0.4 of its speed.
 func LoadProfile(name string) (*Profile, error) {
-	p := &Profile{Name: name, Engines: 1, Engine: engine.DefaultConfig()}
+	p := &Profile{Name: name, Speeds: []float64{1}, Engine: engine.DefaultConfig()}
 	e := &p.Engine
 	e.MaxModelLen = 131_072
 	switch name {
-	case "kv-bound":
+	case "kv-bound", "unequal":
+		if name == "unequal" {
+			p.Speeds = []float64{1, 0.4}
+		}
 		e.Blocks = 160_000/e.BlockSize + 1
 		e.Base, e.PerPrefillToken, e.PerSeq, e.PerKVToken = 10*time.Millisecond, 66*time.Microsecond, 40*time.Microsecond, 94*time.Nanosecond
 	case "prefill-bound":
@@ -62,6 +83,7 @@ func (p *Profile) read(name string) error {
 	e := &p.Engine
 	file := struct {
 		Engines          int           `yaml:"engines"`
+		Speeds           []float64     `yaml:"speeds"`
 		KVTokens         int           `yaml:"kv_tokens"`
 		BlockSize        int           `yaml:"block_size"`
 		MaxModelLen      int           `yaml:"max_model_len"`
@@ -72,7 +94,7 @@ func (p *Profile) read(name string) error {
 		PerSequence      time.Duration `yaml:"per_sequence"`
 		PerKVToken       time.Duration `yaml:"per_kv_token"`
 	}{
-		p.Engines, e.Capacity(), e.BlockSize, 0, e.MaxSeqs, e.MaxBatchedTokens,
+		1, nil, e.Capacity(), e.BlockSize, 0, e.MaxSeqs, e.MaxBatchedTokens,
 		e.Base, e.PerPrefillToken, e.PerSeq, e.PerKVToken,
 	}
 	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(&file); err != nil {
@@ -81,7 +103,12 @@ func (p *Profile) read(name string) error {
 	if file.Engines < 1 || file.Engines > 64 || file.BlockSize < 1 || file.KVTokens < file.BlockSize {
 		return fmt.Errorf("profile %s: engines %d, block_size %d, kv_tokens %d; set 1 to 64 engines and at least one block of tokens", name, file.Engines, file.BlockSize, file.KVTokens)
 	}
-	p.Engines = file.Engines
+	if p.Speeds = file.Speeds; len(p.Speeds) == 0 {
+		p.Speeds = slices.Repeat([]float64{1}, file.Engines)
+	}
+	if len(p.Speeds) > 64 || slices.ContainsFunc(p.Speeds, func(s float64) bool { return !(s >= 0.01 && s <= 100) }) {
+		return fmt.Errorf("profile %s: speeds %v; set 0.01 to 100 for each of at most 64 engines", name, p.Speeds)
+	}
 	e.Blocks, e.BlockSize = file.KVTokens/file.BlockSize+1, file.BlockSize
 	e.MaxModelLen = file.MaxModelLen
 	if e.MaxModelLen == 0 {

@@ -92,7 +92,7 @@ func Run(ctx context.Context, cfg Config, progress func(done, all int)) ([]Row, 
 	for i := range cfg.Policies {
 		for _, load := range cfg.Loads {
 			for _, s := range cfg.Policies[i].settings(c) {
-				cells = append(cells, &cell{cfg: &cfg, policy: &cfg.Policies[i], setting: s, load: load, rate: load * c.requests * float64(cfg.Profile.Engines), shifts: make([]Figures, cfg.Shifts)})
+				cells = append(cells, &cell{cfg: &cfg, policy: &cfg.Policies[i], setting: s, load: load, rate: load * c.requests * cfg.Profile.speed(), shifts: make([]Figures, cfg.Shifts)})
 			}
 		}
 	}

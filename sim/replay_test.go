@@ -139,7 +139,7 @@ func TestProfileFile(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if e := p.Engine; p.Engines != 2 || e.Capacity() != 32_000 || e.MaxModelLen != 32_000 || e.Base != 12*time.Millisecond || e.MaxSeqs != 256 {
+			if e := p.Engine; len(p.Speeds) != 2 || e.Capacity() != 32_000 || e.MaxModelLen != 32_000 || e.Base != 12*time.Millisecond || e.MaxSeqs != 256 {
 				t.Errorf("read %+v", p)
 			}
 		})

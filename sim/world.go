@@ -96,14 +96,14 @@ type unit struct {
 
 func newWorld(t *tally, c Clients, seed uint64) (*world, error) {
 	w, p := &world{clients: c, seed: seed, tally: t}, t.profile
-	for i := range p.Engines {
-		e, err := engine.New(p.Engine)
+	for i := range p.Speeds {
+		e, err := engine.New(p.engine(i))
 		if err != nil {
 			return nil, err
 		}
 		u := &unit{w: w, index: i, engine: e}
 		w.units = append(w.units, u)
-		w.at(time.Duration(i)*poll/time.Duration(p.Engines), u.poll)
+		w.at(time.Duration(i)*poll/time.Duration(len(p.Speeds)), u.poll)
 	}
 	return w, nil
 }

@@ -10,7 +10,7 @@ import (
 
 // plain is an engine whose steps are easy to add up.
 func plain() *Profile {
-	return &Profile{Name: "plain", Engines: 1, Engine: engine.Config{
+	return &Profile{Name: "plain", Speeds: []float64{1}, Engine: engine.Config{
 		Blocks: 1001, BlockSize: 16, MaxModelLen: 8000, MaxSeqs: 256, MaxBatchedTokens: 1000, FullPromptGate: true,
 		Base: 10 * time.Millisecond, PerPrefillToken: 100 * time.Microsecond,
 	}}
@@ -94,7 +94,7 @@ func TestEverythingEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Engines = 2
+	p.Speeds = []float64{1, 1}
 	arrivals := w0.arrivals(40, 30*time.Second, 3, 0, 1)
 	for _, policy := range Policies() {
 		t.Run(policy, func(t *testing.T) {

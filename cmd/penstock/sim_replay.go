@@ -34,6 +34,7 @@ Figures are medians over --shifts places in the trace; requests that arrive with
 Policies (penstock's own run the code of production):
   forecast, law-watermark   penstock under scheduler.law forecast and watermark
   oracle                    penstock under forecast, told all lengths
+  forecast-alone, law-watermark-alone   the same with agents that pass no head on to a free peer
   none                      everything goes to vLLM at once
   concurrency               at most N in each engine; refuses whose first token would come too late
   bounded-queue             at most N in each engine, the others wait at most T
@@ -43,7 +44,7 @@ Policies (penstock's own run the code of production):
   token-bucket              a rate of tokens, a share of what the engine can do
   backpressure              at most N in each engine without a first token
 
-A profile file is YAML: engines, kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, and the
+A profile file is YAML: engines or speeds (of each engine, such as [1, 0.4]), kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, and the
 time of a step: step + per_prefill_token x prompt tokens + per_sequence x sequences that decode + per_kv_token x KV tokens.
 A trace file is CSV (columns TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines (timestamp in ms, input_length,
 output_length).
