@@ -183,10 +183,18 @@ start_broker() {
 start_proxy() {
   if pid_of proxy >/dev/null; then return; fi
   if port_open "$RMQ_GRPC_PORT"; then die "port $RMQ_GRPC_PORT is in use"; fi
-  : >"$log/proxy.out"
-  launch proxy "$RMQ_PROXY_HEAP" "$jars/*" "-XX:MaxDirectMemorySize=256m ${RMQ_SECURE:+-Dtls.server.mode=enforcing} $RMQ_PROXY_OPTS" \
-    org.apache.rocketmq.proxy.ProxyStartup -pm cluster -pc "$conf/rmq-proxy.json"
-  await proxy "startup" said proxy "startup successfully"
+  # A proxy ends by itself while the name server does not know the broker, for up to 10 s after its own
+  # restart: whoever supervises it starts it again, as here.
+  local tries=5
+  until
+    : >"$log/proxy.out"
+    launch proxy "$RMQ_PROXY_HEAP" "$jars/*" "-XX:MaxDirectMemorySize=256m ${RMQ_SECURE:+-Dtls.server.mode=enforcing} $RMQ_PROXY_OPTS" \
+      org.apache.rocketmq.proxy.ProxyStartup -pm cluster -pc "$conf/rmq-proxy.json"
+    (await proxy "startup" said proxy "startup successfully") || said proxy "startup successfully"
+  do
+    ((--tries)) || die "the proxy does not start"
+    sleep 2
+  done
   await proxy "port $RMQ_GRPC_PORT" port_open "$RMQ_GRPC_PORT"
 }
 
