@@ -72,7 +72,7 @@ func routed() error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("the proxy does not route the topic to the broker 30 s after the start: %v, %v", got.Route, err)
+			return errors.Join(fmt.Errorf("the proxy does not route the topic to the broker 30 s after the start: %v", got.Route), err)
 		}
 	}
 }
