@@ -357,3 +357,48 @@ func TestValidate(t *testing.T) {
 		}
 	}
 }
+
+// TestNudgeThroughAnOutage: nudges that did not go through are not counted, and once
+// the broker takes the whole set again, every lane in which something waits is looked at
+// at once.
+func TestNudgeThroughAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var mu sync.Mutex // guards all below
+		var got []string
+		away := false
+		s := newTestSubscriber(t, func(c change) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if away {
+				return errors.New("no route")
+			}
+			got = append(got, fmt.Sprint(time.Since(began).Round(time.Millisecond), " ", strings.TrimPrefix(c.action.String(), "PARTIAL_"), " ", len(c.topics)))
+			return nil
+		})
+		lanes := entries(100, 1)
+		for i := range 10 {
+			lanes[i].Waiting = true
+		}
+		s.consumer.SetLanes(lanes)
+		defer startSubscriber(t, s)()
+		time.Sleep(4 * time.Second)
+		mu.Lock()
+		away = true
+		got = nil
+		mu.Unlock()
+		time.Sleep(4 * time.Second) // quiet lanes are due, and fail
+		s.consumer.SetLanes(lanes)
+		mu.Lock()
+		away = false
+		mu.Unlock()
+		time.Sleep(4 * time.Second)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		i := slices.IndexFunc(got, func(call string) bool { return strings.Contains(call, "COMPLETE_ADD") })
+		if i < 0 || len(got) < i+3 || !strings.HasSuffix(got[i+1], "REMOVE 10") || !strings.HasSuffix(got[i+2], "ADD 10") {
+			t.Fatalf("calls %v, want the whole set and then the ten lanes that wait", got)
+		}
+	})
+}

@@ -37,6 +37,8 @@ const (
 	nudgeEvery = 50 * time.Millisecond
 	nudgeMost  = 50
 	nudgeIdle  = 2
+	// alarmMost bounds the lanes that are nudged together after an outage.
+	alarmMost = 1000
 
 	// restMost bounds the rest after each look at very many lanes.
 	restMost = 250 * time.Millisecond
@@ -96,8 +98,8 @@ func (s *subscriber) run(ctx context.Context) {
 		case <-nudge.C:
 			quiet := ticks%5 == 0
 			ticks++
-			if s.nudge(time.Now(), quiet) == nil {
-				continue
+			if complete || s.nudge(time.Now(), quiet) == nil {
+				continue // what does not go through now is retried by the timer
 			}
 			complete = true
 		case <-s.session.back:
@@ -160,6 +162,7 @@ func (s *subscriber) reconcile(complete bool) error {
 		for _, name := range add {
 			s.add(name, want[name])
 		}
+		s.alarm(began)
 	} else {
 		if err := s.part(pb.LiteSubscriptionAction_PARTIAL_REMOVE, remove, func(name string) { delete(s.have, name) }); err != nil {
 			return err
@@ -207,8 +210,6 @@ func (s *subscriber) nudge(now time.Time, quiet bool) error {
 		if now.Sub(sub.at) < least || s.session.runs(name) {
 			return false
 		}
-		sub.at = now
-		sub.nudges++
 		names = append(names, name)
 		return true
 	}
@@ -217,8 +218,10 @@ func (s *subscriber) nudge(now time.Time, quiet bool) error {
 		if sub.nudges == 1 {
 			least = nudgeAgain
 		}
-		if s.have[name] != sub || due(name, sub, least) && sub.nudges == 2 {
+		if s.have[name] != sub {
 			delete(s.young, name)
+		} else {
+			due(name, sub, least)
 		}
 	}
 	if quiet {
@@ -243,7 +246,27 @@ func (s *subscriber) nudge(now time.Time, quiet bool) error {
 	if err := s.part(pb.LiteSubscriptionAction_PARTIAL_REMOVE, names, func(string) {}); err != nil {
 		return err
 	}
-	return s.part(pb.LiteSubscriptionAction_PARTIAL_ADD, names, func(string) {})
+	return s.part(pb.LiteSubscriptionAction_PARTIAL_ADD, names, func(name string) { // one that failed is due still
+		sub := s.have[name]
+		sub.at = now
+		if sub.nudges++; sub.nudges >= 2 {
+			delete(s.young, name)
+		}
+	})
+}
+
+// alarm nudges anew, as if they had just been subscribed, the lanes in which something
+// waits: what happened before the whole set went through may have been missed.
+func (s *subscriber) alarm(now time.Time) {
+	waiting, known := s.consumer.lanes.waits(now)
+	left := alarmMost
+	for name, sub := range s.have {
+		if left > 0 && (!known || waiting[sub.key]) {
+			sub.at, sub.nudges = now, 0
+			s.young[name] = sub
+			left--
+		}
+	}
 }
 
 // clear gives up all subscriptions, so that the proxy delivers nothing more.
