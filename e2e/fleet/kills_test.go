@@ -56,7 +56,7 @@ func (f *fleet) kills() []kill {
 	return []kill{
 		one("agent", f.agents), one("gateway", f.gateways),
 		verbs("name server", "namesrv", 15*time.Second, func() error { return nil }), verbs("broker", "broker", 10*time.Second, routed), verbs("proxy", "proxy", 10*time.Second, routed),
-		{"redis", 15 * time.Second, killRedis, func() error { _, err := script("", "scripts/redis", "start"); return err }},
+		{"redis", 10 * time.Second, killRedis, func() error { _, err := script("", "scripts/redis", "start"); return err }},
 	}
 }
 
