@@ -29,7 +29,31 @@ type Figures struct {
 	GoodputOwn   float64        `json:"goodput_own"`        // goodput where 2 s plus the prompt's own prefill on an idle engine are in time
 	Quartiles    [4]float64     `json:"quartiles"`          // attainment so measured, by prompt length, shortest first
 	Tenants      []float64      `json:"tenants,omitempty"`  // goodput of each
+	Wasted       float64        `json:"wasted_tokens"`      // of all tokens computed, those of attempts that were not good
+	NotGood      NotGood        `json:"not_good"`           // why requests that an engine took were not good, over all shifts
 	Verdicts     map[string]int `json:"verdicts,omitempty"` // what the scheduler told heads, over all shifts
+}
+
+// NotGood counts requests that an engine took and that were not good, by what was
+// first wrong with their last attempt there.
+type NotGood struct {
+	Left  int `json:"left"`  // its client went away without a first token
+	Late  int `json:"late"`  // first token after more than 2 s
+	Slow  int `json:"slow"`  // more than 100 ms per token in the mean
+	Pause int `json:"pause"` // a pause above 1 s
+}
+
+func (n *NotGood) add(v *visit) {
+	switch {
+	case v.phase == failed:
+		n.Left++
+	case v.first == 0 || v.first-v.sent > sloTTFT:
+		n.Late++
+	case v.perToken() > sloTPOT:
+		n.Slow++
+	default:
+		n.Pause++
+	}
 }
 
 // tally counts what happens in a world.
@@ -72,8 +96,11 @@ func (v *visit) good(now, ttft time.Duration) bool {
 	if v.phase == inside {
 		gap = max(gap, now-v.last)
 	}
-	return gap <= sloGap && (v.out < 2 || (v.last-v.first)/time.Duration(v.out-1) <= sloTPOT)
+	return gap <= sloGap && v.perToken() <= sloTPOT
 }
+
+// perToken is the mean time of each token after the first.
+func (v *visit) perToken() time.Duration { return (v.last - v.first) / time.Duration(max(v.out-1, 1)) }
 
 // unloaded is how long a prompt takes on an idle engine.
 func unloaded(c *engine.Config, prompt int) time.Duration {
@@ -86,6 +113,8 @@ type outcome struct {
 	arrival
 	good, own, served, refused bool // own: good where the own prefill is not counted
 	tokens                     int
+	ran                        *visit // its last attempt that an engine took
+	wasted                     int    // tokens of its attempts that were answered and not good
 }
 
 // outcomes are those of the measured span, and the delays that their attempts saw.
@@ -108,11 +137,18 @@ func (t *tally) outcomes(w *world, arrivals []arrival) (all []outcome, ttft, gap
 			continue
 		}
 		o := &all[v.origin-first]
+		if v.ran {
+			o.ran = v
+		}
+		good := v.good(w.now, sloTTFT)
 		if v.first > 0 {
 			o.served = true
 			ttft, gaps = append(ttft, v.first-v.sent), append(gaps, v.gap)
+			if !good {
+				o.wasted += v.Prompt + v.out
+			}
 		}
-		if !o.good && v.good(w.now, sloTTFT) {
+		if good {
 			o.good, o.tokens = true, v.Prompt+v.out
 		}
 		o.own = o.own || v.good(w.now, sloTTFT+unloaded(&t.profile.Engine, v.Prompt))
@@ -132,7 +168,7 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 		prompts[i] = all[i].Prompt
 	}
 	slices.Sort(prompts)
-	var good, own, refused, lost, tokens int
+	var good, own, refused, lost, tokens, wasted int
 	var of, in [4]float64
 	for i := range all {
 		o := &all[i]
@@ -141,6 +177,10 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 		if o.own {
 			in[k]++
 			own++
+		}
+		wasted += o.wasted
+		if !o.good && o.ran != nil {
+			f.NotGood.add(o.ran)
 		}
 		switch {
 		case o.good:
@@ -165,23 +205,26 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 	n, span := float64(max(len(all), 1)), t.span.Seconds()
 	f.Goodput, f.GoodputOwn, f.TokenGoodput = float64(good)/span, float64(own)/span, float64(tokens)/span
 	f.Attainment, f.Refused, f.Lost = float64(good)/n, float64(refused)/n, float64(lost)/n
-	t.engines(w, &f)
+	t.engines(w, &f, wasted)
 	return f
 }
 
-// engines fills in what only the engines know.
-func (t *tally) engines(w *world, f *Figures) {
-	var finished, preempted, computed, recomputed uint64
+// engines fills in what only the engines know. An aborted attempt has no first token
+// and so is not among the wasted ones.
+func (t *tally) engines(w *world, f *Figures, wasted int) {
+	var finished, preempted, computed, recomputed, aborted uint64
 	for i, u := range w.units {
 		s, b := u.engine.Stats(), t.before[i]
 		finished += s.Finished - b.Finished
 		preempted += s.Preemptions - b.Preemptions
 		computed += s.TokensComputed - b.TokensComputed
 		recomputed += s.TokensRecomputed - b.TokensRecomputed
+		aborted += s.TokensAborted - b.TokensAborted
 	}
 	f.KV = t.usage / float64(max(t.pages, 1))
 	f.Preempted = 1000 * float64(preempted) / float64(max(finished, 1))
 	f.Recomputed = float64(recomputed) / float64(max(computed, 1))
+	f.Wasted = (float64(wasted) + float64(aborted)) / float64(max(computed, 1))
 }
 
 func quartile(sorted []int, length int) int {
@@ -206,7 +249,7 @@ func quantile(d []time.Duration, q float64) float64 {
 func (f *Figures) scalars() []*float64 {
 	all := []*float64{
 		&f.Goodput, &f.Attainment, &f.TokenGoodput, &f.TTFTp50, &f.TTFTp99, &f.GapP99, &f.Preempted, &f.Recomputed,
-		&f.Refused, &f.Lost, &f.KV, &f.GoodputOwn,
+		&f.Refused, &f.Lost, &f.KV, &f.GoodputOwn, &f.Wasted,
 	}
 	for i := range f.Quartiles {
 		all = append(all, &f.Quartiles[i])
@@ -217,7 +260,7 @@ func (f *Figures) scalars() []*float64 {
 	return all
 }
 
-// median takes each figure's median over shifts for itself; verdicts are summed.
+// median takes each figure's median over shifts for itself; counts are summed.
 func median(shifts []Figures) Figures {
 	m := Figures{Tenants: make([]float64, len(shifts[0].Tenants)), Verdicts: map[string]int{}}
 	for i, into := range m.scalars() {
@@ -229,6 +272,8 @@ func median(shifts []Figures) Figures {
 		*into = all[len(all)/2]
 	}
 	for k := range shifts {
+		n := &shifts[k].NotGood
+		m.NotGood = NotGood{m.NotGood.Left + n.Left, m.NotGood.Late + n.Late, m.NotGood.Slow + n.Slow, m.NotGood.Pause + n.Pause}
 		for what, n := range shifts[k].Verdicts {
 			m.Verdicts[what] += n
 		}

@@ -46,6 +46,7 @@ type visit struct {
 	id     uint64 // its index in world.visits
 	hash   uint64 // random id
 	unit   int    // which engine
+	ran    bool   // the engine took it
 	sent   time.Duration
 	first  time.Duration // 0 = no token yet
 	last   time.Duration
@@ -197,6 +198,7 @@ func (w *world) submit(v *visit, unit int) {
 			w.front.ended(v)
 			return
 		}
+		v.ran = true
 		u.kick()
 	})
 }
