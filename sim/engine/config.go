@@ -12,6 +12,10 @@ type Config struct {
 	BlockSize   int // tokens per block
 	MaxModelLen int // longest prompt + output of one sequence, tokens
 
+	// Tokens of each of Request.Prefix's ids, a multiple of BlockSize; 0 = no prefix
+	// cache (--no-enable-prefix-caching).
+	PrefixTokens int
+
 	MaxSeqs          int // sequences running at once
 	MaxBatchedTokens int // tokens computed in one step
 
@@ -63,6 +67,7 @@ func (c Config) Validate() error {
 		{"MaxModelLen", c.MaxModelLen, 1},
 		{"MaxSeqs", c.MaxSeqs, 1},
 		{"MaxBatchedTokens", c.MaxBatchedTokens, 1},
+		{"PrefixTokens", c.PrefixTokens, 0},
 		{"MaxQueuedReqs", c.MaxQueuedReqs, 0},
 		{"MaxQueuedTokens", c.MaxQueuedTokens, 0},
 		{"Base", int(c.Base), 0},
@@ -76,6 +81,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxModelLen > c.Capacity() {
 		return fmt.Errorf("engine: MaxModelLen is %d, want at most (Blocks-1) x BlockSize = %d", c.MaxModelLen, c.Capacity())
+	}
+	if c.PrefixTokens%c.BlockSize != 0 {
+		return fmt.Errorf("engine: PrefixTokens is %d, want a multiple of BlockSize = %d", c.PrefixTokens, c.BlockSize)
 	}
 	if c.MaxBatchedTokens < c.MaxSeqs {
 		return fmt.Errorf("engine: MaxBatchedTokens is %d, want at least MaxSeqs = %d", c.MaxBatchedTokens, c.MaxSeqs)

@@ -6,7 +6,7 @@
 // simulation in virtual time. It is not safe for concurrent use.
 //
 // The unit is one sequence. A request for n answers, or with n prompts, is n
-// sequences that share nothing: there is no prefix cache.
+// sequences. They share what their Prefix names and nothing else.
 package engine
 
 import (
@@ -27,6 +27,11 @@ type Request struct {
 	ID     uint64 // unique among the sequences in flight
 	Prompt int    // tokens, >= 1
 	Output int    // tokens it produces before it stops; 0 = prefill only (embeddings)
+
+	// Ids of the prompt's parts of Config.PrefixTokens each, from its start: equal ids
+	// are equal text after equal text. Those whose KV is in the cache are not computed
+	// again; a part that is not full never is. nil = not known.
+	Prefix []uint64
 }
 
 // Kind says what an Event tells.
@@ -58,7 +63,9 @@ type sequence struct {
 	Request
 	out       int // output tokens produced
 	computed  int // tokens in the KV cache
-	blocks    int // KV blocks held
+	blocks    int // KV blocks held, those of parts included
+	parts     []*part
+	named     int // parts that others may find, or that others have named
 	scheduled int // tokens being computed in the running step
 	preempted int // preemptions not yet counted
 	running   bool
@@ -78,8 +85,8 @@ type Engine struct {
 	seqs     map[uint64]*sequence
 	aborts   []*sequence // wanted, not yet done
 
-	free          int  // KV blocks
-	held          int  // tokens in the KV cache
+	pool          *pool
+	held          int  // tokens in the KV cache, shared ones once for each that reads them
 	prefillTokens int  // prompt tokens of sequences without a first token
 	stepping      bool // between Begin and End
 	events        []Event
@@ -94,7 +101,7 @@ func New(cfg Config) (*Engine, error) {
 	return &Engine{
 		cfg:       cfg,
 		watermark: int(cfg.Watermark * float64(cfg.Blocks)),
-		free:      cfg.Blocks - 1,
+		pool:      newPool(&cfg),
 		seqs:      make(map[uint64]*sequence),
 	}, nil
 }

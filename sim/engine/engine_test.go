@@ -9,9 +9,13 @@ import (
 
 // check holds between any two calls.
 func (e *Engine) check(t *rapid.T) {
-	blocks, held, prefill := e.free, 0, 0
+	blocks, held, prefill := e.pool.free, 0, 0
+	refs := map[*part]int{}
 	for _, s := range e.seqs {
-		blocks += s.blocks
+		blocks += s.blocks - len(s.parts)*e.pool.unit
+		for _, p := range s.parts {
+			refs[p]++
+		}
 		held += s.computed + s.scheduled
 		if s.out == 0 {
 			prefill += s.Prompt
@@ -22,6 +26,22 @@ func (e *Engine) check(t *rapid.T) {
 		if !s.running && s.blocks+s.computed > 0 {
 			t.Fatalf("sequence %d waits and holds %d blocks, %d tokens", s.ID, s.blocks, s.computed)
 		}
+	}
+	blocks += len(refs) * e.pool.unit
+	for p, n := range refs {
+		if p.refs != n || p.span != nil || e.pool.parts[p.id] != p {
+			t.Fatalf("part %d has %d references of %d, among the free %v", p.id, p.refs, n, p.span != nil)
+		}
+	}
+	free := 0
+	for s := e.pool.oldest; s != nil; s = s.newer {
+		if p := s.part; p != nil && (p.refs != 0 || p.span != s || e.pool.parts[p.id] != p || s.blocks != e.pool.unit) {
+			t.Fatalf("a free part: %+v of %d blocks", *p, s.blocks)
+		}
+		free += s.blocks
+	}
+	if free != e.pool.free {
+		t.Fatalf("%d blocks in the order of use, %d free", free, e.pool.free)
 	}
 	if blocks != e.cfg.Blocks-1 {
 		t.Fatalf("%d blocks free or held, want %d", blocks, e.cfg.Blocks-1)
@@ -58,6 +78,7 @@ func TestProperties(t *testing.T) {
 			Base:             time.Millisecond,
 		}
 		cfg.MaxModelLen = cfg.Capacity()
+		cfg.PrefixTokens = cfg.BlockSize * rapid.IntRange(0, 2).Draw(t, "blocks of a part")
 		e, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -68,6 +89,10 @@ func TestProperties(t *testing.T) {
 		submit := func() {
 			prompt := rapid.IntRange(1, cfg.MaxModelLen).Draw(t, "prompt")
 			r := Request{ID: uint64(len(seen) + 1), Prompt: prompt, Output: rapid.IntRange(0, cfg.MaxModelLen-prompt).Draw(t, "output")}
+			family := rapid.Uint64Range(0, 3).Draw(t, "family")
+			for i := range rapid.Uint64Range(0, 5).Draw(t, "ids") {
+				r.Prefix = append(r.Prefix, family>>min(i, 1)<<8|i) // two pairs of families with equal later parts
+			}
 			if err := e.Submit(r); err != nil {
 				t.Fatal(err)
 			}
@@ -149,8 +174,8 @@ func record(t *rapid.T, seen map[uint64]*outcome, first []uint64, events []Event
 // atRest is the state after everything is over.
 func atRest(t *rapid.T, e *Engine, seen map[uint64]*outcome) {
 	s := e.Stats()
-	if s.Running != 0 || s.Waiting != 0 || s.KV != 0 || e.free != e.cfg.Blocks-1 {
-		t.Fatalf("at rest: %+v, %d blocks free", s, e.free)
+	if s.Running != 0 || s.Waiting != 0 || s.KV != 0 || e.pool.free != e.cfg.Blocks-1 {
+		t.Fatalf("at rest: %+v, %d blocks free", s, e.pool.free)
 	}
 	var want Stats
 	for id, o := range seen {

@@ -15,6 +15,7 @@ func (e *Engine) schedule() time.Duration {
 		budget -= s.scheduled
 		e.held += s.scheduled
 		e.stats.TokensComputed += uint64(s.scheduled)
+		e.name(s)
 		if s.out > 0 && s.pending() == 1 {
 			decodes++
 		} else {
@@ -36,7 +37,7 @@ func (e *Engine) schedule() time.Duration {
 	}
 	for !preempted && len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxSeqs {
 		s := e.waiting[0]
-		if !e.admit(s, min(s.pending(), budget)) {
+		if !e.admit(s, budget) {
 			break
 		}
 		e.waiting[0] = nil
@@ -55,18 +56,23 @@ func (e *Engine) schedule() time.Duration {
 // admit moves a waiting sequence to running if the tokens of its first chunk, or
 // its whole prompt under the gate, leave the watermark free. One that would run
 // alone has no watermark: else a long one would wait for ever.
-func (e *Engine) admit(s *sequence, chunk int) bool {
+func (e *Engine) admit(s *sequence, budget int) bool {
+	parts, held := e.find(s)
+	cached := parts * e.cfg.PrefixTokens
+	chunk := cached + min(s.pending()-cached, budget)
 	must := chunk
 	if e.cfg.FullPromptGate {
 		must = s.pending()
 	}
-	need := e.blocksFor(must)
+	need := e.blocksFor(must) - held*e.pool.unit
 	if len(e.running) > 0 {
 		need += e.watermark
 	}
-	if need > e.free || !e.grow(s, chunk) {
+	if need > e.pool.free {
 		return false
 	}
+	e.reuse(s, parts)
+	e.grow(s, chunk)
 	s.running = true
 	e.running = append(e.running, s)
 	return true
@@ -93,19 +99,24 @@ func (e *Engine) blocksFor(tokens int) int {
 // grow gives a sequence the blocks for so many tokens, or reports that they're not there.
 func (e *Engine) grow(s *sequence, tokens int) bool {
 	need := max(0, e.blocksFor(tokens)-s.blocks)
-	if need > e.free {
+	if need > e.pool.free {
 		return false
 	}
-	e.free -= need
+	e.pool.take(need)
 	s.blocks += need
 	return true
 }
 
-// release takes a sequence's blocks back.
+// release takes a sequence's blocks back, the last one first: a prompt's start is
+// found by more and stays longest.
 func (e *Engine) release(s *sequence) {
-	e.free += s.blocks
+	e.pool.put(s.blocks-len(s.parts)*e.pool.unit, nil)
+	for _, t := range slices.Backward(s.parts) {
+		e.pool.release(t)
+	}
+	clear(s.parts)
 	e.held -= s.computed + s.scheduled
-	s.blocks, s.computed, s.scheduled, s.running = 0, 0, 0, false
+	s.parts, s.named, s.blocks, s.computed, s.scheduled, s.running = s.parts[:0], 0, 0, 0, 0, false
 }
 
 // applyAborts removes every sequence whose abort has been asked for. A token that

@@ -19,8 +19,9 @@ var rewrite = flag.Bool("rewrite", false, "write the scripts' outputs into testd
 // line "----" and what they print:
 //
 //	config blocks=9 block=4 …   a new engine; the rest of Config has the values of scriptConfig
+//	prefix ID...                the parts of the prompts submitted from here on
 //	submit ID PROMPT OUTPUT     (several triples: all or none)
-//	abort ID | begin | end | step [COUNT] | stats
+//	hits | abort ID | begin | end | step [COUNT] | stats
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -56,6 +57,7 @@ func scriptConfig() Config {
 func runScript(t *testing.T, text string) string {
 	var out strings.Builder
 	var e *Engine
+	var prefix []uint64
 	for i, paragraph := range strings.Split(strings.TrimSpace(text), "\n\n") {
 		if i > 0 {
 			out.WriteString("\n")
@@ -67,13 +69,13 @@ func runScript(t *testing.T, text string) string {
 		}
 		out.WriteString("----\n")
 		for line := range strings.Lines(commands) {
-			e = runCommand(t, e, strings.Fields(line), &out)
+			e = runCommand(t, e, strings.Fields(line), &prefix, &out)
 		}
 	}
 	return out.String()
 }
 
-func runCommand(t *testing.T, e *Engine, f []string, out *strings.Builder) *Engine {
+func runCommand(t *testing.T, e *Engine, f []string, prefix *[]uint64, out *strings.Builder) *Engine {
 	switch f[0] {
 	case "config":
 		e, err := New(parseConfig(t, f[1:]))
@@ -81,10 +83,18 @@ func runCommand(t *testing.T, e *Engine, f []string, out *strings.Builder) *Engi
 			fmt.Fprintln(out, err)
 		}
 		return e
+	case "prefix":
+		*prefix = nil
+		for _, id := range f[1:] {
+			*prefix = append(*prefix, uint64(number(t, id)))
+		}
+	case "hits":
+		s := e.Stats()
+		fmt.Fprintf(out, "%d of %d prompt tokens found, %d computed\n", s.PrefixHits, s.PrefixQueries, s.TokensComputed)
 	case "submit":
 		var rs []Request
 		for f := f[1:]; len(f) >= 3; f = f[3:] {
-			rs = append(rs, Request{ID: uint64(number(t, f[0])), Prompt: number(t, f[1]), Output: number(t, f[2])})
+			rs = append(rs, Request{ID: uint64(number(t, f[0])), Prompt: number(t, f[1]), Output: number(t, f[2]), Prefix: *prefix})
 		}
 		if err := e.Submit(rs...); err != nil {
 			fmt.Fprintln(out, err)
@@ -144,6 +154,8 @@ func parseConfig(t *testing.T, fields []string) Config {
 			c.BlockSize = number(t, value)
 		case "len":
 			c.MaxModelLen = number(t, value)
+		case "part":
+			c.PrefixTokens = number(t, value)
 		case "seqs":
 			c.MaxSeqs = number(t, value)
 		case "batch":
