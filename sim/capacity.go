@@ -39,7 +39,7 @@ func saturate(p *Profile, arrivals []arrival, warm, span time.Duration) (capacit
 				break
 			}
 			running[uint64(next)] = j
-			if err := e.Submit(engine.Request{ID: uint64(next), Prompt: r.Prompt, Output: r.Output}); err != nil {
+			if err := e.Submit(engine.Request{ID: uint64(next), Prompt: r.Prompt, Output: r.Output, Prefix: lap(r.Prefix, next/len(arrivals))}); err != nil {
 				return c, err
 			}
 			pending += r.Prompt

@@ -22,16 +22,20 @@ type Figures struct {
 	TTFTp99      float64        `json:"ttft_p99"`
 	GapP99       float64        `json:"gap_p99"` // seconds, each request's longest pause
 	Preempted    float64        `json:"preempt_per_1k"`
-	Recomputed   float64        `json:"recomputed_ratio"`   // of all tokens computed
-	Refused      float64        `json:"refused"`            // share that got no token because it was refused
-	Lost         float64        `json:"lost"`               // share that got none because its client went away
-	KV           float64        `json:"kv"`                 // mean usage of the KV cache
-	GoodputOwn   float64        `json:"goodput_own"`        // goodput where 2 s plus the prompt's own prefill on an idle engine are in time
-	Quartiles    [4]float64     `json:"quartiles"`          // attainment so measured, by prompt length, shortest first
-	Tenants      []float64      `json:"tenants,omitempty"`  // goodput of each
-	Wasted       float64        `json:"wasted_tokens"`      // of all tokens computed, those of attempts that were not good
-	NotGood      NotGood        `json:"not_good"`           // why requests that an engine took were not good, over all shifts
-	Verdicts     map[string]int `json:"verdicts,omitempty"` // what the scheduler told heads, over all shifts
+	Recomputed   float64        `json:"recomputed_ratio"`          // of all tokens computed
+	Refused      float64        `json:"refused"`                   // share that got no token because it was refused
+	Lost         float64        `json:"lost"`                      // share that got none because its client went away
+	KV           float64        `json:"kv"`                        // mean usage of the KV cache
+	GoodputOwn   float64        `json:"goodput_own"`               // goodput where 2 s plus the prompt's own prefill on an idle engine are in time
+	Quartiles    [4]float64     `json:"quartiles"`                 // attainment so measured, by prompt length, shortest first
+	Even         float64        `json:"quartile_ratio"`            // the worst of them over the best
+	Recover      *float64       `json:"recover_seconds,omitempty"` // after a burst, see recovery
+	Tenants      []float64      `json:"tenants,omitempty"`         // goodput of each
+	Fairness     *Fairness      `json:"fairness,omitempty"`        // between tenants
+	Wasted       float64        `json:"wasted_tokens"`             // of all tokens computed or found, those of attempts that were not good
+	Hits         float64        `json:"prefix_hits"`               // of all tokens needed, those found in the prefix cache
+	NotGood      NotGood        `json:"not_good"`                  // why requests that an engine took were not good, over all shifts
+	Verdicts     map[string]int `json:"verdicts,omitempty"`        // what the scheduler told heads, over all shifts
 }
 
 // NotGood counts requests that an engine took and that were not good, by what was
@@ -63,10 +67,22 @@ type tally struct {
 	width      int // lines of a lane
 	warm, span time.Duration
 	verdicts   map[string]int
+	service    [][]float64    // weighed tokens of each tenant in each backlogWindow; empty for one tenant
 	turned     []bool         // origins refused at least once
 	before     []engine.Stats // at the end of warm
 	usage      float64        // sum of the KV usage on the pages read since then
 	pages      int
+}
+
+func newTally(p *Profile, c *Config) *tally {
+	t := &tally{profile: p, tenants: c.Workload.Tenants, width: c.Width, warm: c.Warm, span: c.Span, verdicts: map[string]int{}}
+	if t.tenants > 1 {
+		t.service = make([][]float64, t.tenants)
+		for i := range t.service {
+			t.service[i] = make([]float64, (c.Span+backlogWindow-1)/backlogWindow)
+		}
+	}
+	return t
 }
 
 func (t *tally) sent(v *visit) {
@@ -199,9 +215,11 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 	for k := range of {
 		f.Quartiles[k] = in[k] / max(of[k], 1)
 	}
+	f.Even = slices.Min(f.Quartiles[:]) / max(slices.Max(f.Quartiles[:]), 1e-9)
 	for i := range f.Tenants {
 		f.Tenants[i] /= t.span.Seconds()
 	}
+	f.Fairness = t.fairness(all, t.profile.Engine.Capacity()*len(w.units))
 	n, span := float64(max(len(all), 1)), t.span.Seconds()
 	f.Goodput, f.GoodputOwn, f.TokenGoodput = float64(good)/span, float64(own)/span, float64(tokens)/span
 	f.Attainment, f.Refused, f.Lost = float64(good)/n, float64(refused)/n, float64(lost)/n
@@ -212,19 +230,21 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 // engines fills in what only the engines know. An aborted attempt has no first token
 // and so is not among the wasted ones.
 func (t *tally) engines(w *world, f *Figures, wasted int) {
-	var finished, preempted, computed, recomputed, aborted uint64
+	var finished, preempted, computed, recomputed, aborted, found uint64
 	for i, u := range w.units {
 		s, b := u.engine.Stats(), t.before[i]
 		finished += s.Finished - b.Finished
 		preempted += s.Preemptions - b.Preemptions
 		computed += s.TokensComputed - b.TokensComputed
+		found += s.PrefixHits - b.PrefixHits
 		recomputed += s.TokensRecomputed - b.TokensRecomputed
 		aborted += s.TokensAborted - b.TokensAborted
 	}
 	f.KV = t.usage / float64(max(t.pages, 1))
 	f.Preempted = 1000 * float64(preempted) / float64(max(finished, 1))
-	f.Recomputed = float64(recomputed) / float64(max(computed, 1))
-	f.Wasted = (float64(wasted) + float64(aborted)) / float64(max(computed, 1))
+	f.Recomputed = float64(int64(recomputed)) / float64(max(computed, 1)) // found again since: below 0 at worst
+	f.Wasted = (float64(wasted) + float64(aborted)) / float64(max(computed+found, 1))
+	f.Hits = float64(found) / float64(max(computed+found, 1))
 }
 
 func quartile(sorted []int, length int) int {
@@ -249,7 +269,7 @@ func quantile(d []time.Duration, q float64) float64 {
 func (f *Figures) scalars() []*float64 {
 	all := []*float64{
 		&f.Goodput, &f.Attainment, &f.TokenGoodput, &f.TTFTp50, &f.TTFTp99, &f.GapP99, &f.Preempted, &f.Recomputed,
-		&f.Refused, &f.Lost, &f.KV, &f.GoodputOwn, &f.Wasted,
+		&f.Refused, &f.Lost, &f.KV, &f.GoodputOwn, &f.Wasted, &f.Hits, &f.Even,
 	}
 	for i := range f.Quartiles {
 		all = append(all, &f.Quartiles[i])
@@ -257,12 +277,24 @@ func (f *Figures) scalars() []*float64 {
 	for i := range f.Tenants {
 		all = append(all, &f.Tenants[i])
 	}
+	if f.Recover != nil {
+		all = append(all, f.Recover)
+	}
+	if f.Fairness != nil {
+		all = append(all, f.Fairness.scalars()...)
+	}
 	return all
 }
 
 // median takes each figure's median over shifts for itself; counts are summed.
 func median(shifts []Figures) Figures {
 	m := Figures{Tenants: make([]float64, len(shifts[0].Tenants)), Verdicts: map[string]int{}}
+	if shifts[0].Recover != nil {
+		m.Recover = new(float64)
+	}
+	if f := shifts[0].Fairness; f != nil {
+		m.Fairness = &Fairness{Without: make([]float64, len(f.Without))}
+	}
 	for i, into := range m.scalars() {
 		var all []float64
 		for k := range shifts {

@@ -55,8 +55,10 @@ var policies = []Policy{
 	{"forecast-alone", gated(scheduler.Forecast, gate{alone: true})},
 	{"law-watermark-alone", gated(scheduler.Watermark, gate{alone: true})},
 	{"gauge-shed", queued("", rules{pass: gaugeBelow(0.8, 0.8, 5), shed: true})},
+	{"gauge-shed-even", queued("", rules{pass: gaugeBelow(0.8, 0.8, 5), shed: true, even: true})},
 	{"none", none},
-	{"concurrency", concurrency},
+	{"concurrency", concurrency(false)},
+	{"concurrency-even", concurrency(true)},
 	{"bounded-queue", boundedQueue},
 	{"watermark", queued("0.8/0.7, queue 5", rules{pass: gaugeBelow(0.8, 0.7, 5)})},
 	{"watermark-ttl", watermarkTTL},
@@ -94,13 +96,15 @@ func none(capacity) []setting {
 	}
 }
 
-// concurrency holds at most n requests in each engine and sheds by the same rule as
-// penstock: who can't have a first token in time.
-func concurrency(capacity) (out []setting) {
-	for _, n := range []int{8, 16, 32, 48, 64, 96, 128, 192, 256} {
-		out = append(out, setting{fmt.Sprintf("%d in flight, shed", n), nil, inFront(rules{pass: below(n), shed: true})})
+// concurrency holds at most n requests in each engine and sheds who can't have a first
+// token in time: the own prefill counted, or even, by penstock's own rule.
+func concurrency(even bool) func(capacity) []setting {
+	return func(capacity) (out []setting) {
+		for _, n := range []int{8, 16, 32, 48, 64, 96, 128, 192, 256} {
+			out = append(out, setting{fmt.Sprintf("%d in flight, shed", n), nil, inFront(rules{pass: below(n), shed: true, even: even})})
+		}
+		return out
 	}
-	return out
 }
 
 // waits are the longest waits in line to try, for policies that have one.

@@ -13,6 +13,7 @@ type rules struct {
 	pass func(q *queue, v *visit) bool // whether the first in line may go now; nil = at once
 	ttl  time.Duration                 // longest wait in line; 0 = none
 	shed bool                          // refuse whoever's first token is predicted to come too late
+	even bool                          // and do not count the own prefill, as penstock's rule does not
 }
 
 // queue is a baseline: one line, first come first served, before all engines; the
@@ -46,10 +47,13 @@ func (q *queue) arrive(v *visit) {
 func (q *queue) pump() {
 	for len(q.line) > 0 {
 		v, unit := q.line[0], q.target()
-		waited := q.w.now - v.sent
+		waited, ahead := q.w.now-v.sent, q.pending[unit]
+		if !q.rules.even {
+			ahead += v.guessed()
+		}
 		switch {
 		case q.rules.ttl > 0 && waited > q.rules.ttl,
-			q.rules.shed && q.speed.known() && waited+q.speed.predict(q.pending[unit]+v.guessed()) > sloTTFT && (waited > 0 || q.firsts[unit] > 0):
+			q.rules.shed && q.speed.known() && waited+q.speed.predict(ahead) > sloTTFT && (waited > 0 || q.firsts[unit] > 0):
 			q.line = q.line[1:]
 			q.w.refuse(v, 0)
 			continue

@@ -23,8 +23,10 @@ type Config struct {
 	Warm     time.Duration // not measured
 	Span     time.Duration // measured; arrivals go on for Tail after it
 	Clients  Clients
-	Width    int // lines of a lane: 1 as in memory, 32 as with a broker
-	Workers  int // worlds at once; 0 = one per CPU. They do not change the result
+	Burst    Burst
+	Prefix   bool // engines keep prompts' parts that have an id, as vLLM does
+	Width    int  // lines of a lane: 1 as in memory, 32 as with a broker
+	Workers  int  // worlds at once; 0 = one per CPU. They do not change the result
 }
 
 // Tail is how long arrivals go on after the measured span, so that its last requests
@@ -36,7 +38,7 @@ const Tail = 30 * time.Second
 func DefaultConfig() Config {
 	return Config{
 		Loads: []float64{0.7, 1, 1.5, 2, 3}, Seed: 1, Shifts: 3, Warm: time.Minute, Span: 4 * time.Minute,
-		Clients: Clients{Patience: 10 * time.Second}, Width: 1,
+		Clients: Clients{Patience: 10 * time.Second, Obey: 1}, Prefix: true, Width: 1,
 	}
 }
 
@@ -58,6 +60,12 @@ func (c *Config) Validate() error {
 	case c.Clients.Retries < 0 || c.Clients.Retries > 10:
 		return fmt.Errorf("sim: Retries is %d; set 0 to 10", c.Clients.Retries)
 	}
+	if !(c.Clients.Obey >= 0 && c.Clients.Obey <= 1) {
+		return fmt.Errorf("sim: Obey is %g; set 0 to 1", c.Clients.Obey)
+	}
+	if b := c.Burst; b.Times != 0 && !(b.Times > 1 && b.Times <= 100 && b.For > 0 && b.For <= c.Span/2) {
+		return fmt.Errorf("sim: Burst is %v; set 1 to 100 times, for at most half of Span (%v)", b, c.Span)
+	}
 	for _, l := range c.Loads {
 		if !(l > 0 && l <= 20) {
 			return fmt.Errorf("sim: a load is %g; set above 0, at most 20", l)
@@ -66,11 +74,25 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// Row is one policy at one load, with its best setting.
+// scenario is what is not as usual, "" for nothing.
+func (c *Config) scenario() string {
+	switch {
+	case c.Burst.Times > 0:
+		return "burst " + c.Burst.String()
+	case c.Clients.Retries > 0 && c.Clients.Obey < 1:
+		return fmt.Sprintf("retries %d, obey %g", c.Clients.Retries, c.Clients.Obey)
+	case c.Clients.Retries > 0:
+		return fmt.Sprintf("retries %d", c.Clients.Retries)
+	}
+	return ""
+}
+
+// Row is one setting of a policy at one load.
 type Row struct {
 	Policy   string  `json:"policy"`
 	Workload string  `json:"workload"`
 	Profile  string  `json:"profile"`
+	Scenario string  `json:"scenario,omitempty"` // burst or retries
 	Load     float64 `json:"load"`
 	Offered  float64 `json:"offered"` // requests per second
 	Figures
@@ -78,12 +100,18 @@ type Row struct {
 	Setting string     `json:"setting,omitempty"`
 }
 
-// Run replays everything and returns the rows by policy, then load. progress hears
+// Run replays everything and returns the rows by policy, load and setting; see Best. progress hears
 // how many of all worlds are done; it is called from several goroutines.
 func Run(ctx context.Context, cfg Config, progress func(done, all int)) ([]Row, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	profile := *cfg.Profile
+	profile.Engine.PrefixTokens = 0
+	if cfg.Prefix && prefixPart%profile.Engine.BlockSize == 0 {
+		profile.Engine.PrefixTokens = prefixPart
+	}
+	cfg.Profile = &profile
 	c, err := measureCapacity(&cfg)
 	if err != nil {
 		return nil, err
@@ -113,7 +141,11 @@ func Run(ctx context.Context, cfg Config, progress func(done, all int)) ([]Row, 
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return best(cells), nil
+	rows := make([]Row, len(cells))
+	for i, c := range cells {
+		rows[i] = c.row()
+	}
+	return rows, nil
 }
 
 // measureCapacity is the median over the shifts.
@@ -155,27 +187,56 @@ type cell struct {
 }
 
 func (c *cell) run(shift int) error {
+	usual := c.cfg.arrivals(c.rate, shift)
+	arrivals := c.cfg.burst(usual, c.rate, shift)
+	t, w, err := c.play(shift, arrivals)
+	if err != nil {
+		return err
+	}
+	f := t.figures(w, arrivals)
+	if c.cfg.Burst.Times > 0 {
+		t0, w0, err := c.play(shift, usual)
+		if err != nil {
+			return err
+		}
+		calm, _, _ := t0.outcomes(w0, usual)
+		stormy, _, _ := t.outcomes(w, arrivals)
+		r := recovery(calm, stormy, c.cfg.burstEnd(), c.cfg.Warm+c.cfg.Span).Seconds()
+		f.Recover = &r
+	}
+	if c.cfg.Workload.Abuser {
+		others := slices.DeleteFunc(slices.Clone(arrivals), func(a arrival) bool { return a.tenant == 0 })
+		t0, w0, err := c.play(shift, others)
+		if err != nil {
+			return err
+		}
+		f.Fairness.compare(f.Tenants, t0.figures(w0, others).Tenants)
+	}
+	c.shifts[shift] = f
+	return nil
+}
+
+// play is one world from beginning to end.
+func (c *cell) play(shift int, arrivals []arrival) (*tally, *world, error) {
 	p := *c.cfg.Profile
 	if c.setting.engine != nil {
 		c.setting.engine(&p.Engine)
 	}
-	t := &tally{profile: &p, tenants: c.cfg.Workload.Tenants, width: c.cfg.Width, warm: c.cfg.Warm, span: c.cfg.Span, verdicts: map[string]int{}}
+	t := newTally(&p, c.cfg)
 	w, err := newWorld(t, c.cfg.Clients, mix(c.cfg.Seed, uint64(shift)))
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if w.front, err = c.setting.front(w); err != nil {
-		return err
+		return nil, nil, err
 	}
 	w.at(t.warm, func() {
 		for _, u := range w.units {
 			t.before = append(t.before, u.engine.Stats())
 		}
 	})
-	arrivals := c.cfg.arrivals(c.rate, shift)
 	w.run(arrivals, c.cfg.end())
-	c.shifts[shift] = t.figures(w, arrivals)
-	return nil
+	return t, w, nil
 }
 
 // row is the cell's medians over the shifts.
@@ -185,20 +246,7 @@ func (c *cell) row() Row {
 		least, most = min(least, f.Goodput), max(most, f.Goodput)
 	}
 	return Row{
-		Policy: c.policy.Name, Workload: c.cfg.Workload.Name, Profile: c.cfg.Profile.Name,
+		Policy: c.policy.Name, Workload: c.cfg.Workload.Name, Profile: c.cfg.Profile.Name, Scenario: c.cfg.scenario(),
 		Load: c.load, Offered: c.rate, Figures: median(c.shifts), Spread: [2]float64{least, most}, Setting: c.setting.name,
 	}
-}
-
-// best makes a row of the best setting of each policy at each load.
-func best(cells []*cell) (rows []Row) {
-	for _, c := range cells {
-		row, last := c.row(), len(rows)-1
-		if last < 0 || rows[last].Policy != row.Policy || rows[last].Load != row.Load {
-			rows = append(rows, row)
-		} else if row.Goodput > rows[last].Goodput {
-			rows[last] = row
-		}
-	}
-	return rows
 }

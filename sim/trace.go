@@ -21,6 +21,7 @@ const (
 	mostTime   = 10 * 365 * 24 * time.Hour
 	mostLine   = 1 << 20         // bytes of one line of jsonl
 	mostSpread = 3 * time.Second // the step of Mooncake's conversation stamps
+	prefixPart = 512             // tokens of each of its hash ids
 )
 
 // Request is one line of a trace.
@@ -28,6 +29,7 @@ type Request struct {
 	At     time.Duration // since the first request
 	Prompt int           // tokens
 	Output int           // tokens
+	Prefix []uint64      // ids of the prompt's parts of 512 tokens; nil = not known
 }
 
 // Trace is requests in the order of their arrival, the first at 0.
@@ -39,7 +41,8 @@ func (t Trace) span() time.Duration { return t[len(t)-1].At }
 // Read takes a trace in one of the usual forms: CSV with a header that names its
 // columns (Azure's TIMESTAMP, ContextTokens, GeneratedTokens; BurstGPT's Timestamp,
 // Request tokens, Response tokens) or JSON lines with timestamp in milliseconds,
-// input_length and output_length (Mooncake; other keys are ignored). Requests
+// input_length and output_length and, where known, hash_ids for each 512 tokens of the
+// prompt (Mooncake; more ids than that are of other parts and are left out). Requests
 // without output tokens are failures and are left out. One wrong line makes the
 // whole file wrong; the error names it.
 func Read(r io.Reader) (Trace, error) {
@@ -107,7 +110,7 @@ func readCSV(r io.Reader) (t Trace, err error) {
 		if errP != nil || errO != nil {
 			return nil, fmt.Errorf("line %d: lengths %q and %q, want whole numbers", line, row[prompt], row[output])
 		}
-		if t, err = add(t, stamp, p, o); err != nil {
+		if t, err = add(t, Request{At: stamp, Prompt: p, Output: o}); err != nil {
 			return nil, fmt.Errorf("line %d: %w", line, err)
 		}
 	}
@@ -142,6 +145,7 @@ func readLines(r io.Reader) (t Trace, err error) {
 			Timestamp *float64 `json:"timestamp"`
 			Input     *int     `json:"input_length"`
 			Output    *int     `json:"output_length"`
+			Prefix    []uint64 `json:"hash_ids"`
 		}
 		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
@@ -152,7 +156,10 @@ func readLines(r io.Reader) (t Trace, err error) {
 		if !(*row.Timestamp >= 0 && *row.Timestamp < float64(mostTime.Milliseconds())) {
 			return nil, fmt.Errorf("line %d: timestamp %g is out of range", n, *row.Timestamp)
 		}
-		if t, err = add(t, time.Duration(*row.Timestamp*float64(time.Millisecond)), *row.Input, *row.Output); err != nil {
+		if (len(row.Prefix)-1)*prefixPart >= *row.Input {
+			row.Prefix = nil
+		}
+		if t, err = add(t, Request{time.Duration(*row.Timestamp * float64(time.Millisecond)), *row.Input, *row.Output, row.Prefix}); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
 		}
 	}
@@ -162,17 +169,18 @@ func readLines(r io.Reader) (t Trace, err error) {
 	return t, nil
 }
 
-func add(t Trace, at time.Duration, prompt, output int) (Trace, error) {
-	if at < 0 || at == math.MaxInt64 {
+func add(t Trace, r Request) (Trace, error) {
+	if r.At < 0 || r.At == math.MaxInt64 {
 		return nil, errors.New("timestamp is out of range")
 	}
-	if prompt < 0 || output < 0 || prompt > mostTokens || output > mostTokens {
-		return nil, fmt.Errorf("lengths %d and %d, want 0 to %d", prompt, output, mostTokens)
+	if r.Prompt < 0 || r.Output < 0 || r.Prompt > mostTokens || r.Output > mostTokens {
+		return nil, fmt.Errorf("lengths %d and %d, want 0 to %d", r.Prompt, r.Output, mostTokens)
 	}
-	if output == 0 {
+	if r.Output == 0 {
 		return t, nil
 	}
-	return append(t, Request{At: at, Prompt: max(prompt, 1), Output: output}), nil
+	r.Prompt = max(r.Prompt, 1)
+	return append(t, r), nil
 }
 
 // spread sets the requests of one stamp evenly over the time to the next one, at

@@ -14,21 +14,21 @@ func TestRead(t *testing.T) {
 		name, in string
 		want     Trace
 	}{
-		{"azure, CRLF, no newline at the end", azure, Trace{{0, 374, 44}, {750 * time.Millisecond, 396, 109}}},
-		{"azure with a zone", "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,1,2\n2024-05-10 00:00:01.009930+00:00,3,4\n", Trace{{0, 1, 2}, {time.Second, 3, 4}}},
+		{"azure, CRLF, no newline at the end", azure, Trace{{0, 374, 44, nil}, {750 * time.Millisecond, 396, 109, nil}}},
+		{"azure with a zone", "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,1,2\n2024-05-10 00:00:01.009930+00:00,3,4\n", Trace{{0, 1, 2, nil}, {time.Second, 3, 4, nil}}},
 		{
 			"burstgpt: more columns, a failure left out",
 			"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,Conversation log\n118,GPT-4,417,276,693,Conversation log\n",
-			Trace{{0, 472, 18}, {113 * time.Second, 417, 276}},
+			Trace{{0, 472, 18, nil}, {113 * time.Second, 417, 276, nil}},
 		},
-		{"out of order, an empty prompt", "timestamp,contexttokens,generatedtokens\n7,5,6\n3,0,4\n", Trace{{0, 1, 4}, {4 * time.Second, 5, 6}}},
+		{"out of order, an empty prompt", "timestamp,contexttokens,generatedtokens\n7,5,6\n3,0,4\n", Trace{{0, 1, 4, nil}, {4 * time.Second, 5, 6, nil}}},
 		{
 			"mooncake: stamps spread over their step",
 			`{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [0, 1]}` + "\n" +
 				`{"timestamp": 0, "input_length": 20, "output_length": 2}` + "\n\n" +
 				`{"timestamp": 3000, "input_length": 30, "output_length": 3}` + "\n" +
 				`{"timestamp": 3000, "input_length": 40, "output_length": 4}`,
-			Trace{{0, 10, 1}, {1500 * time.Millisecond, 20, 2}, {3 * time.Second, 30, 3}, {4500 * time.Millisecond, 40, 4}},
+			Trace{{0, 10, 1, nil}, {1500 * time.Millisecond, 20, 2, nil}, {3 * time.Second, 30, 3, nil}, {4500 * time.Millisecond, 40, 4, nil}},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -19,6 +19,7 @@ var traces embed.FS
 type Workload struct {
 	Name    string
 	Tenants int
+	Abuser  bool // tenant 0 sends far more than its part
 	streams []stream
 }
 
@@ -90,7 +91,7 @@ func tenants(conv, code string) (*Workload, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Workload{Name: "tenants", Tenants: tenantCount}
+	w := &Workload{Name: "tenants", Tenants: tenantCount, Abuser: true}
 	for i := range tenantCount {
 		s := stream{trace: a, tenant: i, share: 1.0 / (tenantCount - 1 + abuserTimes), outputs: 1}
 		if i%2 == 1 {
@@ -109,6 +110,7 @@ type arrival struct {
 	Request
 	tenant int
 	guess  float64 // the estimated prompt over the true one
+	extra  bool    // of a burst
 }
 
 // arrivals is what comes within span at rate requests per second: a piece of each
@@ -130,18 +132,31 @@ func (w *Workload) arrivals(rate float64, span time.Duration, seed uint64, shift
 }
 
 func (s *stream) piece(out []arrival, first, n int, span time.Duration) []arrival {
-	lap := s.trace.span() + s.trace.span()/time.Duration(len(s.trace))
+	length := s.trace.span() + s.trace.span()/time.Duration(len(s.trace))
 	at := func(i int) time.Duration {
 		i += first
-		return s.trace[i%len(s.trace)].At + time.Duration(i/len(s.trace))*lap
+		return s.trace[i%len(s.trace)].At + time.Duration(i/len(s.trace))*length
 	}
 	stretch := span.Seconds() / (at(n) - at(0)).Seconds()
 	for i := range n {
 		r := s.trace[(first+i)%len(s.trace)]
 		r.At, r.Output = time.Duration(float64(at(i)-at(0))*stretch), r.Output*s.outputs
+		r.Prefix = lap(r.Prefix, (first+i)/len(s.trace))
 		out = append(out, arrival{Request: r, tenant: s.tenant})
 	}
 	return out
+}
+
+// lap makes the ids of a trace played once more new ones.
+func lap(ids []uint64, n int) []uint64 {
+	if n == 0 || len(ids) == 0 {
+		return ids
+	}
+	again := make([]uint64, len(ids))
+	for i, id := range ids {
+		again[i] = mix(id, uint64(n))
+	}
+	return again
 }
 
 // mix spreads two numbers over 64 bits (splitmix64's finaliser).

@@ -27,6 +27,7 @@ var epoch = time.Unix(1_700_000_000, 0)
 type Clients struct {
 	Patience time.Duration // without a first token for so long they go away, and the engine is told; 0 = never
 	Retries  int           // times they come back after a refusal or after they lost patience
+	Obey     float64       // share of them that come back when Retry-After says, 0..1
 }
 
 // front is what stands between clients and engines.
@@ -173,13 +174,13 @@ func (w *world) refuse(v *visit, retry time.Duration) {
 	w.again(v, retry)
 }
 
-// again lets the client come back: when it was told, or after 1, 2, 4 s and so on,
-// half of it more or less.
+// again lets the client come back: when it was told if it is one who listens, or after
+// 1, 2, 4 s and so on, half of it more or less.
 func (w *world) again(v *visit, retry time.Duration) {
 	if v.try >= w.clients.Retries {
 		return
 	}
-	if retry == 0 {
+	if retry == 0 || fraction(mix(w.seed+1, uint64(v.origin))) >= w.clients.Obey {
 		retry = time.Duration((0.5 + fraction(v.hash)) * float64(time.Second<<v.try))
 	}
 	w.after(retry, func() { w.send(&visit{arrival: v.arrival, origin: v.origin, try: v.try + 1}) })
@@ -193,7 +194,7 @@ func (w *world) submit(v *visit, unit int) {
 			return
 		}
 		u := w.units[unit]
-		if err := u.engine.Submit(engine.Request{ID: v.id, Prompt: v.Prompt, Output: v.Output}); err != nil {
+		if err := u.engine.Submit(engine.Request{ID: v.id, Prompt: v.Prompt, Output: v.Output, Prefix: v.Prefix}); err != nil {
 			w.refuse(v, 0)
 			w.front.ended(v)
 			return
@@ -244,6 +245,7 @@ func (w *world) hear(e *engine.Event) {
 		v.gap = max(v.gap, w.now-v.last)
 	}
 	v.last = w.now
+	w.tally.served(w.now, v)
 	w.front.token(v)
 	if e.Kind == engine.Finished {
 		v.phase = over

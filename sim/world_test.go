@@ -23,7 +23,7 @@ func built(t *testing.T, p *Profile, c Clients, tenants int, policy string) *wor
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := newWorld(&tally{profile: p, tenants: tenants, width: 1, span: time.Hour, verdicts: map[string]int{}}, c, 1)
+	w, err := newWorld(newTally(p, &Config{Workload: &Workload{Tenants: tenants}, Width: 1, Span: time.Hour}), c, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,12 +11,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock/sim"
+	"penstock/sim/report"
 )
 
 // replayNames are what the command's flags name.
 type replayNames struct {
 	workloads, profiles, policies []string
-	output                        string
+	burst, output                 string
 }
 
 func newSimReplay() *cobra.Command {
@@ -36,18 +37,25 @@ Policies (penstock's own run the code of production):
   oracle                    penstock under forecast, told all lengths
   forecast-alone, law-watermark-alone   the same with agents that pass no head on to a free peer
   none                      everything goes to vLLM at once
-  concurrency               at most N in each engine; refuses whose first token would come too late
+  concurrency, concurrency-even   at most N in each engine; refuses whose first token would come too late; -even: by penstock's
+                            own rule, which does not count the own prefill and so prefers no prompt length
   bounded-queue             at most N in each engine, the others wait at most T
   watermark, watermark-ttl  vLLM's gauges: KV usage below 0.8, again below 0.7, fewer than 5 waiting; with a longest wait
-  gauge-shed                KV usage below 0.8 and fewer than 5 waiting; refuses as concurrency does
+  gauge-shed, gauge-shed-even   KV usage below 0.8 and fewer than 5 waiting; refuses as concurrency and concurrency-even do
   vllm-caps                 vLLM's own --max-num-queued-tokens and --max-num-queued-reqs, with --watermark 0.05
   token-bucket              a rate of tokens, a share of what the engine can do
   backpressure              at most N in each engine without a first token
 
+With more than one workload or load there are rows NAME-fixed too: the one setting that does best over all of a profile's.
+Engines keep the prompts' blocks of 512 tokens that a trace's hash_ids name, as vLLM's prefix cache does.
+With --burst each policy also runs without it: recover_seconds is the time from its end until 95 %% as many of the same
+requests are good. With the workload tenants each policy also runs without the abuser.
+sim compare makes ratios of JSON rows.
+
 A profile file is YAML: engines or speeds (of each engine, such as [1, 0.4]), kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, and the
 time of a step: step + per_prefill_token x prompt tokens + per_sequence x sequences that decode + per_kv_token x KV tokens.
 A trace file is CSV (columns TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines (timestamp in ms, input_length,
-output_length).
+output_length, and hash_ids if there are).
 
 Included: %s on %s.`, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Profiles(), ", ")),
 		Example: `  penstock sim replay
@@ -62,7 +70,7 @@ Included: %s on %s.`, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Prof
 			if err != nil {
 				return err
 			}
-			return writeReplay(cmd.OutOrStdout(), cfg, rows, names.output)
+			return writeReplay(cmd.OutOrStdout(), cfg, append(sim.Best(rows), sim.Carried(rows)...), &names)
 		},
 	}
 	f := cmd.Flags()
@@ -76,6 +84,9 @@ Included: %s on %s.`, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Prof
 	f.DurationVar(&cfg.Span, "span", cfg.Span, "virtual time of which they are")
 	f.DurationVar(&cfg.Clients.Patience, "patience", cfg.Clients.Patience, "clients go away that have no first token by then; 0 = they wait for ever")
 	f.IntVar(&cfg.Clients.Retries, "retries", cfg.Clients.Retries, "times a client comes back: when Retry-After says, else after 1, 2, 4 s and so on")
+	f.Float64Var(&cfg.Clients.Obey, "obey", cfg.Clients.Obey, "share of them that come back when Retry-After says")
+	f.StringVar(&names.burst, "burst", "", "times and how long, such as 3x60s: more requests than --load, from a quarter of --span on")
+	f.BoolVar(&cfg.Prefix, "prefix-cache", cfg.Prefix, "the engines' prefix cache, for traces with hash_ids")
 	f.IntVar(&cfg.Width, "lane-width", cfg.Width, "lines of a tenant's lane, each with one head out at a time: 1 as in memory, 32 as with RocketMQ")
 	f.StringVarP(&names.output, "output", "o", "table", "table, json or svg")
 	return cmd
@@ -88,6 +99,9 @@ func (n *replayNames) load(cfg sim.Config) (runs []sim.Config, err error) {
 	}
 	if cfg.Policies, err = sim.FindPolicies(n.policies); err != nil {
 		return nil, usage("--policy: %w", err)
+	}
+	if cfg.Burst, err = sim.ParseBurst(n.burst); err != nil {
+		return nil, usage("--burst: %w", err)
 	}
 	for _, workload := range n.workloads {
 		if cfg.Workload, err = sim.Load(workload); err != nil {
@@ -129,15 +143,15 @@ func replay(ctx context.Context, runs []sim.Config, progress io.Writer) (rows []
 	return rows, nil
 }
 
-func writeReplay(w io.Writer, cfg sim.Config, rows []sim.Row, output string) error {
-	switch output {
+func writeReplay(w io.Writer, cfg sim.Config, rows []sim.Row, names *replayNames) error {
+	switch names.output {
 	case "json":
 		return writeJSON(w, map[string]any{
 			"apiVersion": "penstock/v1", "seed": cfg.Seed, "shifts": cfg.Shifts, "warm": cfg.Warm.String(), "span": cfg.Span.String(),
-			"patience": cfg.Clients.Patience.String(), "retries": cfg.Clients.Retries, "lane_width": cfg.Width, "rows": rows,
+			"patience": cfg.Clients.Patience.String(), "retries": cfg.Clients.Retries, "obey": cfg.Clients.Obey, "burst": names.burst, "prefix_cache": cfg.Prefix, "lane_width": cfg.Width, "rows": rows,
 		})
 	case "svg":
-		return sim.SVG(w, rows)
+		return report.SVG(w, rows)
 	}
-	return sim.Table(w, rows)
+	return report.Table(w, rows)
 }

@@ -1,4 +1,6 @@
-package sim
+// Package report shows the rows of a replay: a table, a chart, and the ratios between
+// policies that penstock is held to.
+package report
 
 import (
 	"fmt"
@@ -8,16 +10,26 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"penstock/sim"
 )
 
 // Table prints rows for people.
-func Table(w io.Writer, rows []Row) error {
+func Table(w io.Writer, rows []sim.Row) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "workload\tprofile\tload\tpolicy\tgoodput\tspread\town prefill not counted\tattained\ttokens\tTTFT p50\tp99\tgap p99\tpreempted/1k\trecomputed\trefused\tlost\tKV\tattained by prompt quartile\tper tenant\tsetting\t")
+	_, _ = fmt.Fprintln(t, "workload\tprofile\tscenario\tload\tpolicy\tgoodput\tspread\town prefill not counted\tattained\ttokens\tTTFT p50\tp99\tgap p99\tpreempted/1k\trecomputed\trefused\tlost\tKV\tprefix hits\twasted\tnot good: left, late, slow, pause\tattained by prompt quartile\tper tenant\tkept beside the abuser\ttoken gap over bound\tJain\trecovered after\tsetting\t")
 	for _, r := range rows {
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%g\t%s\t%.2f/s\t%.2f-%.2f\t%.2f/s\t%.3f\t%.0f/s\t%.2f s\t%.2f s\t%.2f s\t%.1f\t%.4f\t%.3f\t%.3f\t%.2f\t%s\t%s\t%s\t\n",
-			r.Workload, r.Profile, r.Load, r.Policy, r.Goodput, r.Spread[0], r.Spread[1], r.GoodputOwn, r.Attainment, r.TokenGoodput, r.TTFTp50, r.TTFTp99, r.GapP99,
-			r.Preempted, r.Recomputed, r.Refused, r.Lost, r.KV, list(r.Quartiles[:]), list(r.Tenants), dash(r.Setting))
+		kept, gap, jain, recovered := "-", "-", "-", "-"
+		if f := r.Fairness; f != nil {
+			kept, gap, jain = list([]float64{f.OthersKept, f.WorstKept}), fmt.Sprintf("%.2f", f.Gap/f.Bound), fmt.Sprintf("%.3f of %g", f.Jain, f.Backlogged)
+		}
+		if r.Recover != nil {
+			recovered = fmt.Sprintf("%.2f s", *r.Recover)
+		}
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%g\t%s\t%.2f/s\t%.2f-%.2f\t%.2f/s\t%.3f\t%.0f/s\t%.2f s\t%.2f s\t%.2f s\t%.1f\t%.4f\t%.3f\t%.3f\t%.2f\t%.2f\t%.3f\t%d %d %d %d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n",
+			r.Workload, r.Profile, dash(r.Scenario), r.Load, r.Policy, r.Goodput, r.Spread[0], r.Spread[1], r.GoodputOwn, r.Attainment, r.TokenGoodput, r.TTFTp50, r.TTFTp99, r.GapP99,
+			r.Preempted, r.Recomputed, r.Refused, r.Lost, r.KV, r.Hits, r.Wasted, r.NotGood.Left, r.NotGood.Late, r.NotGood.Slow, r.NotGood.Pause,
+			list(r.Quartiles[:]), list(r.Tenants), kept, gap, jain, recovered, dash(r.Setting))
 	}
 	return t.Flush()
 }
@@ -47,7 +59,7 @@ const (
 var colours = []string{"#d62728", "#1f77b4", "#2ca02c", "#ff7f0e", "#7f7f7f", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#393b79", "#637939"}
 
 // SVG draws goodput over load, one chart per workload and profile.
-func SVG(w io.Writer, rows []Row) error {
+func SVG(w io.Writer, rows []sim.Row) error {
 	type chart struct{ workload, profile string }
 	var charts []chart
 	for _, r := range rows {
@@ -61,7 +73,7 @@ func SVG(w io.Writer, rows []Row) error {
 	for i, c := range charts {
 		fmt.Fprintf(&b, `<g transform="translate(0 %d)">`+"\n", i*chartHeight)
 		fmt.Fprintf(&b, `<text x="%d" y="22" font-size="15">%s on %s: good requests per second</text>`+"\n", plotLeft, html.EscapeString(c.workload), html.EscapeString(c.profile))
-		draw(&b, slices.DeleteFunc(slices.Clone(rows), func(r Row) bool { return r.Workload != c.workload || r.Profile != c.profile }))
+		draw(&b, slices.DeleteFunc(slices.Clone(rows), func(r sim.Row) bool { return r.Workload != c.workload || r.Profile != c.profile }))
 		b.WriteString("</g>\n")
 	}
 	b.WriteString("</svg>\n")
@@ -70,7 +82,7 @@ func SVG(w io.Writer, rows []Row) error {
 }
 
 // draw is one chart's axes, lines and names.
-func draw(b *strings.Builder, rows []Row) {
+func draw(b *strings.Builder, rows []sim.Row) {
 	var load, top float64
 	for _, r := range rows {
 		load, top = max(load, r.Load), max(top, r.Goodput)
