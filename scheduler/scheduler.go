@@ -113,6 +113,16 @@ func (l Law) String() string {
 	return "forecast"
 }
 
+// ParseLaw is the reverse of String; the error says what there is.
+func ParseLaw(name string) (Law, error) {
+	for _, l := range []Law{Forecast, Watermark} {
+		if name == l.String() {
+			return l, nil
+		}
+	}
+	return 0, fmt.Errorf("%q: want %s or %s", name, Forecast, Watermark)
+}
+
 // Config is the law's numbers. KV figures are shares of the engine's KV tokens. Under
 // Forecast, KVStart, KVStop and KVReopen hold only while those are not known.
 type Config struct {
