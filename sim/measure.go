@@ -27,6 +27,7 @@ type Figures struct {
 	Lost         float64        `json:"lost"`                      // share that got none because its client went away
 	KV           float64        `json:"kv"`                        // mean usage of the KV cache
 	GoodputOwn   float64        `json:"goodput_own"`               // goodput where 2 s plus the prompt's own prefill on an idle engine are in time
+	TokensOwn    float64        `json:"token_goodput_own"`         // the tokens of those, per second
 	Quartiles    [4]float64     `json:"quartiles"`                 // attainment so measured, by prompt length, shortest first
 	Even         float64        `json:"quartile_ratio"`            // the worst of them over the best
 	Recover      *float64       `json:"recover_seconds,omitempty"` // after a burst, see recovery
@@ -128,7 +129,7 @@ func unloaded(c *engine.Config, prompt int) time.Duration {
 type outcome struct {
 	arrival
 	good, own, served, refused bool // own: good where the own prefill is not counted
-	tokens                     int
+	tokens, ownTokens          int
 	ran                        *visit // its last attempt that an engine took
 	wasted                     int    // tokens of its attempts that were answered and not good
 }
@@ -167,7 +168,9 @@ func (t *tally) outcomes(w *world, arrivals []arrival) (all []outcome, ttft, gap
 		if good {
 			o.good, o.tokens = true, v.Prompt+v.out
 		}
-		o.own = o.own || v.good(w.now, sloTTFT+unloaded(&t.profile.Engine, v.Prompt))
+		if v.good(w.now, sloTTFT+unloaded(&t.profile.Engine, v.Prompt)) {
+			o.own, o.ownTokens = true, v.Prompt+v.out
+		}
 	}
 	return all, ttft, gaps
 }
@@ -184,7 +187,7 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 		prompts[i] = all[i].Prompt
 	}
 	slices.Sort(prompts)
-	var good, own, refused, lost, tokens, wasted int
+	var good, own, refused, lost, tokens, ownTokens, wasted int
 	var of, in [4]float64
 	for i := range all {
 		o := &all[i]
@@ -193,6 +196,7 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 		if o.own {
 			in[k]++
 			own++
+			ownTokens += o.ownTokens
 		}
 		wasted += o.wasted
 		if !o.good && o.ran != nil {
@@ -222,6 +226,7 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 	f.Fairness = t.fairness(all, t.profile.Engine.Capacity()*len(w.units))
 	n, span := float64(max(len(all), 1)), t.span.Seconds()
 	f.Goodput, f.GoodputOwn, f.TokenGoodput = float64(good)/span, float64(own)/span, float64(tokens)/span
+	f.TokensOwn = float64(ownTokens) / span
 	f.Attainment, f.Refused, f.Lost = float64(good)/n, float64(refused)/n, float64(lost)/n
 	t.engines(w, &f, wasted)
 	return f
@@ -269,7 +274,7 @@ func quantile(d []time.Duration, q float64) float64 {
 func (f *Figures) scalars() []*float64 {
 	all := []*float64{
 		&f.Goodput, &f.Attainment, &f.TokenGoodput, &f.TTFTp50, &f.TTFTp99, &f.GapP99, &f.Preempted, &f.Recomputed,
-		&f.Refused, &f.Lost, &f.KV, &f.GoodputOwn, &f.Wasted, &f.Hits, &f.Even,
+		&f.Refused, &f.Lost, &f.KV, &f.GoodputOwn, &f.TokensOwn, &f.Wasted, &f.Hits, &f.Even,
 	}
 	for i := range f.Quartiles {
 		all = append(all, &f.Quartiles[i])
