@@ -46,6 +46,8 @@ var allowed = map[string][]string{
 
 	"sim":            {"scheduler", "lane", "cost", "reason", "fleet", "registry/door", "sim/engine"},
 	"sim/engine":     {},
+	"sim/fit":        {},
+	"sim/report":     {"sim"},
 	"vllm":           {"reason"},
 	"vllm/simengine": {"sim/engine"},
 	"vllm/vllmtest":  {"vllm/simengine", "sim/engine"},
@@ -55,8 +57,14 @@ var allowed = map[string][]string{
 
 	"admin": {},
 	"agent": {
-		"abort", "admin", "fleet", "lane", "proto/penstock/v1", "queue", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
+		"abort", "agent/attempt", "agent/health", "agent/record", "agent/state",
+		"fleet", "lane", "queue", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
 	},
+	"agent/attempt":  {"abort", "queue", "reason", "response", "vllm"},
+	"agent/control":  {"agent/health", "agent/state", "fleet", "proto/penstock/v1", "reason", "registry"},
+	"agent/health":   {"reason", "registry", "scraper", "vllm"},
+	"agent/record":   {"agent/state", "registry", "response"},
+	"agent/state":    {"reason", "scheduler"},
 	"gateway/openai": {},
 	"gateway/direct": {"proto/penstock/v1"},
 	"gateway": {

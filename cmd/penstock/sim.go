@@ -17,7 +17,7 @@ import (
 
 func newSim() *cobra.Command {
 	cmd := &cobra.Command{Use: "sim", Short: "A simulated engine, and limited lanes on a real broker", Example: "  penstock sim engine --listen 127.0.0.1:8000"}
-	cmd.AddCommand(newSimEngine(), newSimLanes(), newSimReplay())
+	cmd.AddCommand(newSimEngine(), newSimLanes(), newSimReplay(), newSimFit())
 	return cmd
 }
 
