@@ -35,8 +35,9 @@ type traffic struct {
 	handled map[string]int
 	late    map[string]time.Duration
 	failed  int
-	last    time.Time // a delivery of a message published a moment ago
-	sentAt  time.Time // last confirmed publish
+	last    time.Time              // a delivery
+	opened  map[lane.Key]time.Time // when the newest one delivered was published
+	sentAt  time.Time              // last confirmed publish
 }
 
 func (tr *traffic) run(t *testing.T, f *fleet) (stop func()) {
@@ -50,6 +51,9 @@ func (tr *traffic) run(t *testing.T, f *fleet) (stop func()) {
 			defer tr.mu.Unlock()
 			tr.handled[m.ID]++
 			tr.last = time.Now()
+			if m.Opened.After(tr.opened[m.Lane]) {
+				tr.opened[m.Lane] = m.Opened
+			}
 			tr.late[m.ID] = max(tr.late[m.ID], time.Since(m.Opened))
 			if tr.handled[m.ID]%4 == 1 {
 				return queue.Suspend(100 * time.Millisecond)
@@ -83,6 +87,16 @@ func (tr *traffic) run(t *testing.T, f *fleet) (stop func()) {
 		cancel()
 		g.Wait()
 	}
+}
+
+// served reports whether every lane has delivered what was published after at.
+func (tr *traffic) served(at time.Time) bool {
+	for _, opened := range tr.opened {
+		if !opened.After(at) {
+			return false
+		}
+	}
+	return true
 }
 
 func (tr *traffic) missing() (n int) {
@@ -121,7 +135,7 @@ func TestRealFaults(t *testing.T) {
 		{"name server killed", "kill-namesrv", "start-namesrv"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			tr := &traffic{sent: map[string]time.Time{}, handled: map[string]int{}, late: map[string]time.Duration{}}
+			tr := &traffic{sent: map[string]time.Time{}, handled: map[string]int{}, late: map[string]time.Duration{}, opened: map[lane.Key]time.Time{}}
 			f := newFleet(t, e, func(c *Config) { c.Concurrency, c.PublishTimeout = 64, 3*time.Second })
 			stop := tr.run(t, f)
 			tr.until(t, 30*time.Second, "traffic", func() bool { return len(tr.handled) > 50 })
@@ -132,6 +146,8 @@ func TestRealFaults(t *testing.T) {
 			sends := tr.until(t, 15*time.Second, "a publish", func() bool { return tr.sentAt.After(ready) })
 			tr.until(t, 10*time.Second, "a delivery", func() bool { return tr.last.After(ready) })
 			again := time.Since(ready)
+			tr.until(t, 10*time.Second, "a delivery in every lane", func() bool { return tr.served(ready) })
+			every := time.Since(ready)
 			time.Sleep(3 * time.Second)
 			stop()
 			tr.mu.Lock()
@@ -146,8 +162,8 @@ func TestRealFaults(t *testing.T) {
 			for _, d := range tr.late {
 				worst = max(worst, d)
 			}
-			t.Logf("%s: publishing again after %v, receiving after %v; %d sent, %d failed, %d missing, %d delivered more often than asked, slowest %v",
-				tc.name, sends, again, len(tr.sent), tr.failed, tr.missing(), twice, worst)
+			t.Logf("%s: publishing again after %v, receiving after %v, in every lane after %v; %d sent, %d failed, %d missing, %d delivered more often than asked, slowest %v",
+				tc.name, sends, again, every, len(tr.sent), tr.failed, tr.missing(), twice, worst)
 		})
 	}
 }

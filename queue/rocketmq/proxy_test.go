@@ -45,6 +45,7 @@ type proxyFaults struct {
 	quota      int32
 	sendStatus []pb.Code // answers of the next sends
 	receiveErr bool
+	brokerless bool // it delivers, and does not find the broker for anything else, as for a while after a broker's restart
 	longPoll   time.Duration
 }
 
@@ -105,6 +106,16 @@ func (p *proxy) count(name string) int {
 	return p.calls[name]
 }
 
+// waiting is how many messages are not acknowledged.
+func (p *proxy) waiting() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, q := range p.lanes {
+		n += len(q.waiting)
+	}
+	return n
+}
+
 func (p *proxy) with(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,6 +159,9 @@ func (p *proxy) QueryRoute(_ context.Context, r *pb.QueryRouteRequest) (*pb.Quer
 }
 
 func (p *proxy) QueryAssignment(_ context.Context, r *pb.QueryAssignmentRequest) (*pb.QueryAssignmentResponse, error) {
+	if p.lacksBroker() {
+		return &pb.QueryAssignmentResponse{Status: &pb.Status{Code: pb.Code_TOPIC_NOT_FOUND}}, nil
+	}
 	return &pb.QueryAssignmentResponse{Status: okStatus, Assignments: []*pb.Assignment{{MessageQueue: p.queue(r.GetTopic().GetName())}}}, nil
 }
 
@@ -341,6 +355,15 @@ func (p *proxy) take(c *proxyClient, most int, invisible time.Duration) (batch [
 	return batch, next
 }
 
+// noBroker is what the proxy says of a handle whose broker it does not find.
+var noBroker = &pb.Status{Code: pb.Code_INVALID_RECEIPT_HANDLE, Message: "org.apache.rocketmq.proxy.common.ProxyException: cannot find broker b"}
+
+func (p *proxy) lacksBroker() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.faults.brokerless
+}
+
 // held is the lane whose head is taken under a handle; nil: the handle is void.
 func (p *proxy) held(topic, handle string) *laneQueue {
 	if q := p.lanes[topic]; q != nil && q.handle == handle && time.Now().Before(q.until) {
@@ -354,6 +377,10 @@ func (p *proxy) AckMessage(_ context.Context, r *pb.AckMessageRequest) (*pb.AckM
 	defer p.mu.Unlock()
 	p.calls["ack"]++
 	e := r.GetEntries()[0]
+	if p.faults.brokerless {
+		p.did()
+		return &pb.AckMessageResponse{Status: &pb.Status{Code: pb.Code_INVALID_RECEIPT_HANDLE}, Entries: []*pb.AckMessageResultEntry{{MessageId: e.GetMessageId(), Status: noBroker}}}, nil
+	}
 	q := p.held(e.GetLiteTopic(), e.GetReceiptHandle())
 	if q == nil {
 		return &pb.AckMessageResponse{Status: &pb.Status{Code: pb.Code_INVALID_RECEIPT_HANDLE}}, nil
@@ -371,6 +398,10 @@ func (p *proxy) ChangeInvisibleDuration(_ context.Context, r *pb.ChangeInvisible
 		p.calls["renew"]++
 	} else {
 		p.calls["suspend"]++
+	}
+	if p.faults.brokerless {
+		p.did()
+		return &pb.ChangeInvisibleDurationResponse{Status: noBroker}, nil
 	}
 	q := p.held(r.GetLiteTopic(), r.GetReceiptHandle())
 	if q == nil {

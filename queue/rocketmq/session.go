@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,6 +46,7 @@ type session struct {
 	next    *change        // what the next partial one is to carry
 	running map[string]int // handlers by topic
 	moved   map[string]time.Time
+	queues  []*pb.Assignment // what the client polls, as last told; nil = not yet
 }
 
 // begin notes that a handler gets a delivery of topic.
@@ -154,6 +156,9 @@ func (s *session) mayAck(r *pb.AckMessageRequest) bool {
 // acked settles the books. A client that retires gives up what failed: the delivery
 // comes again after its lease.
 func (s *session) acked(r *pb.AckMessageRequest, reply *pb.AckMessageResponse, err error) error {
+	for _, e := range reply.GetEntries() {
+		unbroken(reply.GetStatus(), e.GetStatus())
+	}
 	code := reply.GetStatus().GetCode()
 	if (err != nil || code != pb.Code_OK && code != pb.Code_INVALID_RECEIPT_HANDLE) && !s.retiring.Load() {
 		return err // the library tries again every second
@@ -177,6 +182,7 @@ func (s *session) acked(r *pb.AckMessageRequest, reply *pb.AckMessageResponse, e
 // changed masks a handle that is not valid any more: the library would repeat the
 // call for ever. A Suspend that does not arrive comes again after its lease.
 func (s *session) changed(r *pb.ChangeInvisibleDurationRequest, reply *pb.ChangeInvisibleDurationResponse, err error) error {
+	unbroken(reply.GetStatus(), reply.GetStatus())
 	code := reply.GetStatus().GetCode()
 	if code == pb.Code_INVALID_RECEIPT_HANDLE || s.retiring.Load() && (err != nil || code != pb.Code_OK) {
 		s.counts.failures.WithLabelValues(failureLease).Inc()
@@ -189,6 +195,32 @@ func (s *session) changed(r *pb.ChangeInvisibleDurationRequest, reply *pb.Change
 		s.mu.Unlock()
 	}
 	return err
+}
+
+// unbroken corrects a status where why says that the proxy does not find the broker
+// of a handle, which it calls invalid as well: for some seconds after a broker's restart
+// it does not, while it receives already. The handle is good, and the call to be tried
+// again; taken for lost, its lane would wait for the end of the lease.
+func unbroken(st, why *pb.Status) {
+	if why.GetCode() == pb.Code_INVALID_RECEIPT_HANDLE && strings.Contains(why.GetMessage(), "cannot find broker") {
+		st.Code = pb.Code_INTERNAL_SERVER_ERROR
+	}
+}
+
+// assigned keeps the client's queue where the proxy cannot name it: without one the
+// library ends its polls, and looks again only after 5 s.
+func (s *session) assigned(reply *pb.QueryAssignmentResponse, err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && reply.GetStatus().GetCode() == pb.Code_OK && len(reply.GetAssignments()) > 0 {
+		s.queues = reply.GetAssignments()
+		return nil
+	}
+	if s.queues == nil {
+		return err
+	}
+	reply.Status, reply.Assignments = &pb.Status{Code: pb.Code_OK}, s.queues
+	return nil
 }
 
 // settle notes a handler's result before the library sends it.

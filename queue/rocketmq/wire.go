@@ -107,6 +107,8 @@ func unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientCo
 		err = s.acked(r, reply.(*pb.AckMessageResponse), err)
 	case *pb.ChangeInvisibleDurationRequest:
 		err = s.changed(r, reply.(*pb.ChangeInvisibleDurationResponse), err)
+	case *pb.QueryAssignmentRequest:
+		err = s.assigned(reply.(*pb.QueryAssignmentResponse), err)
 	case *pb.ForwardMessageToDeadLetterQueueRequest:
 		s.release() // the library found it damaged; no handler saw it
 	}

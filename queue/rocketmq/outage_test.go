@@ -1,0 +1,70 @@
+package rocketmq
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	pb "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"penstock/queue"
+)
+
+// TestBrokerNotFound: a proxy that delivers and does not find the broker for the answer
+// calls the handle invalid. The answer is repeated, and the lane does not wait for its
+// lease; polls go on meanwhile.
+func TestBrokerNotFound(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, proxyFaults{})
+	f := newFleet(t, p.addr, nil)
+	away := func(is bool) { p.with(func() { p.faults.brokerless = is }) }
+	c, times := f.run(t, func(m *queue.Message, n int) queue.Result {
+		away(true)
+		if m.ID == "first" && n == 1 {
+			return queue.Suspend(queue.MinSuspend)
+		}
+		return queue.Ack()
+	})
+	began := time.Now()
+	f.send(t, "first")
+	for _, call := range []string{"suspend", "ack"} {
+		eventually(t, call, func() bool { return p.count(call) == 1 })
+		away(false)
+		eventually(t, call+" again", func() bool { return p.count(call) == 2 })
+	}
+	eventually(t, "the lane at rest", func() bool { return p.waiting() == 0 })
+	if n, took := times("first"), time.Since(began); n != 2 || took > Lease/2 {
+		t.Errorf("%d deliveries, at rest after %v; want 2 and no wait for the lease", n, took)
+	}
+	if n := testutil.ToFloat64(c.metrics.failures.WithLabelValues(failureLease)); n != 0 {
+		t.Errorf("%v leases counted as lost, want 0", n)
+	}
+}
+
+// TestAssigned: the client keeps its queue while the proxy does not know it.
+func TestAssigned(t *testing.T) {
+	s := newSession(1, nil)
+	defer s.end()
+	queue := []*pb.Assignment{{MessageQueue: &pb.MessageQueue{Id: 7}}}
+	failed := errors.New("away")
+	for _, tc := range []struct {
+		name  string
+		reply *pb.QueryAssignmentResponse
+		err   error
+		want  int // queues
+		fails bool
+	}{
+		{"away at first", &pb.QueryAssignmentResponse{}, failed, 0, true},
+		{"unknown at first", &pb.QueryAssignmentResponse{Status: &pb.Status{Code: pb.Code_TOPIC_NOT_FOUND}}, nil, 0, false},
+		{"told", &pb.QueryAssignmentResponse{Status: okStatus, Assignments: queue}, nil, 1, false},
+		{"unknown", &pb.QueryAssignmentResponse{Status: &pb.Status{Code: pb.Code_TOPIC_NOT_FOUND}}, nil, 1, false},
+		{"none", &pb.QueryAssignmentResponse{Status: okStatus}, nil, 1, false},
+		{"away", &pb.QueryAssignmentResponse{}, failed, 1, false},
+	} {
+		err := s.assigned(tc.reply, tc.err)
+		if got := len(tc.reply.GetAssignments()); got != tc.want || (err != nil) != tc.fails {
+			t.Errorf("%s: %d queues, error %v; want %d, an error %t", tc.name, got, err, tc.want, tc.fails)
+		}
+	}
+}
