@@ -36,8 +36,10 @@ func Best(rows []Row) (best []Row) {
 	return best
 }
 
-// carried are the policies whose setting somebody chooses once and leaves alone.
-var carried = []string{"concurrency", "concurrency-even", "bounded-queue", "vllm-caps"}
+// Carriable are the policies whose setting somebody chooses once and leaves alone.
+func Carriable() []string {
+	return []string{"concurrency", "concurrency-even", "bounded-queue", "vllm-caps"}
+}
 
 // leastGoodput stands for less, so that ratios and their means stay finite.
 const leastGoodput = 0.01
@@ -53,7 +55,7 @@ func Carried(rows []Row) (fixed []Row) {
 		}
 	}
 	for _, profile := range profiles {
-		for _, policy := range carried {
+		for _, policy := range Carriable() {
 			var own []Row
 			for _, r := range rows {
 				if r.Profile == profile && r.Policy == policy && r.Scenario == "" {

@@ -84,6 +84,37 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// Engines find what a trace's ids name, and compute the less; not when told not to.
+func TestPrefixCache(t *testing.T) {
+	cfg := short(t, "mooncake", "prefill-bound", "none")
+	cfg.Shifts, cfg.Warm, cfg.Span = 1, time.Minute, 2*time.Minute
+	with := replay(t, cfg)[0]
+	cfg.Prefix = false
+	without := replay(t, cfg)[0]
+	if with.Hits < 0.05 || with.Hits > 0.36 || without.Hits != 0 { // 36 % of the whole trace is repeated
+		t.Errorf("%.3f of the tokens were found, %.3f without a cache", with.Hits, without.Hits)
+	}
+	if with.Offered <= without.Offered {
+		t.Errorf("load 1.5 is %.2f/s with and %.2f/s without a cache, want more with it", with.Offered, without.Offered)
+	}
+}
+
+// A burst's figures are there, and a client who does not listen comes back sooner.
+func TestScenarios(t *testing.T) {
+	cfg := short(t, "conv", "kv-bound", "forecast")
+	cfg.Shifts, cfg.Burst = 1, Burst{3, 5 * time.Second}
+	if r := replay(t, cfg)[0]; r.Scenario != "burst 3x5s" || r.Recover == nil || *r.Recover < 0 || *r.Recover > 10 {
+		t.Errorf("scenario %q, recovered after %v", r.Scenario, r.Recover)
+	}
+	cfg.Burst, cfg.Clients.Retries = Burst{}, 3
+	obeying := replay(t, cfg)[0]
+	cfg.Clients.Obey = 0.5
+	half := replay(t, cfg)[0]
+	if obeying.Scenario != "retries 3" || half.Scenario != "retries 3, obey 0.5" || cmp.Equal(obeying.Figures, half.Figures) {
+		t.Errorf("scenarios %q and %q, figures alike: %v", obeying.Scenario, half.Scenario, cmp.Equal(obeying.Figures, half.Figures))
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for _, c := range []struct {
 		want   string
@@ -97,6 +128,9 @@ func TestConfig(t *testing.T) {
 		{"Span is 0s", func(c *Config) { c.Span = 0 }},
 		{"Patience is -1s", func(c *Config) { c.Clients.Patience = -time.Second }},
 		{"Retries is 11", func(c *Config) { c.Clients.Retries = 11 }},
+		{"Obey is 1.5", func(c *Config) { c.Clients.Obey = 1.5 }},
+		{"Burst is 3x11s", func(c *Config) { c.Burst = Burst{3, 11 * time.Second} }},
+		{"Burst is 0.5x1s", func(c *Config) { c.Burst = Burst{0.5, time.Second} }},
 		{"Width is 0", func(c *Config) { c.Width = 0 }},
 	} {
 		cfg := short(t, "conv", "kv-bound", "none")

@@ -30,6 +30,12 @@ func TestRead(t *testing.T) {
 				`{"timestamp": 3000, "input_length": 40, "output_length": 4}`,
 			Trace{{0, 10, 1, nil}, {1500 * time.Millisecond, 20, 2, nil}, {3 * time.Second, 30, 3, nil}, {4500 * time.Millisecond, 40, 4, nil}},
 		},
+		{
+			"mooncake: ids of 512 tokens each, others left out",
+			`{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [7, 8]}` + "\n" +
+				`{"timestamp": 3000, "input_length": 512, "output_length": 2, "hash_ids": [7, 8]}`,
+			Trace{{0, 513, 1, []uint64{7, 8}}, {3 * time.Second, 512, 2, nil}},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Read(strings.NewReader(c.in))

@@ -16,8 +16,8 @@ import (
 )
 
 func newSim() *cobra.Command {
-	cmd := &cobra.Command{Use: "sim", Short: "A simulated engine, and limited lanes on a real broker", Example: "  penstock sim engine --listen 127.0.0.1:8000"}
-	cmd.AddCommand(newSimEngine(), newSimLanes(), newSimReplay(), newSimFit())
+	cmd := &cobra.Command{Use: "sim", Short: "A simulated engine, traces replayed in virtual time, and limited lanes on a real broker", Example: "  penstock sim engine --listen 127.0.0.1:8000"}
+	cmd.AddCommand(newSimEngine(), newSimLanes(), newSimReplay(), newSimCompare(), newSimFit())
 	return cmd
 }
 

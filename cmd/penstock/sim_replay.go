@@ -18,6 +18,7 @@ import (
 type replayNames struct {
 	workloads, profiles, policies []string
 	burst, output                 string
+	every                         bool // setting, not only the best
 }
 
 func newSimReplay() *cobra.Command {
@@ -70,7 +71,10 @@ Included: %s on %s.`, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Prof
 			if err != nil {
 				return err
 			}
-			return writeReplay(cmd.OutOrStdout(), cfg, append(sim.Best(rows), sim.Carried(rows)...), &names)
+			if !names.every {
+				rows = append(sim.Best(rows), sim.Carried(rows)...)
+			}
+			return writeReplay(cmd.OutOrStdout(), cfg, rows, &names)
 		},
 	}
 	f := cmd.Flags()
@@ -88,6 +92,7 @@ Included: %s on %s.`, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Prof
 	f.StringVar(&names.burst, "burst", "", "times and how long, such as 3x60s: more requests than --load, from a quarter of --span on")
 	f.BoolVar(&cfg.Prefix, "prefix-cache", cfg.Prefix, "the engines' prefix cache, for traces with hash_ids")
 	f.IntVar(&cfg.Width, "lane-width", cfg.Width, "lines of a tenant's lane, each with one head out at a time: 1 as in memory, 32 as with RocketMQ")
+	f.BoolVar(&names.every, "all-settings", false, "a row for each setting and not only for the best: what sim compare wants")
 	f.StringVarP(&names.output, "output", "o", "table", "table, json or svg")
 	return cmd
 }

@@ -1,0 +1,352 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"penstock/sim"
+)
+
+// unit is what two rows of one cell are compared in.
+type unit struct {
+	name string
+	of   func(ours, theirs *sim.Row) (a, b float64)
+	more float64 // added to both, so that a baseline without any goodput gives a ratio
+}
+
+// even is the quartile ratio from which on a policy is taken to prefer no prompt length.
+const even = 0.8
+
+var units = [...]unit{
+	{"requests", func(a, b *sim.Row) (float64, float64) { return a.Goodput, b.Goodput }, 0.01},
+	{"own prefill not counted", func(a, b *sim.Row) (float64, float64) { return a.GoodputOwn, b.GoodputOwn }, 0.01},
+	{"tokens", func(a, b *sim.Row) (float64, float64) { return a.TokenGoodput, b.TokenGoodput }, 10},
+	{"even-handed", evenHanded, 0.01},
+}
+
+// evenHanded is requests, own prefill not counted; or tokens, in hundreds, where the
+// baseline lets long prompts in less often than short ones: a gain bought by refusing
+// them is none.
+func evenHanded(ours, theirs *sim.Row) (float64, float64) {
+	if theirs.Even < even && theirs.Goodput > 0 {
+		return ours.TokenGoodput / 100, theirs.TokenGoodput / 100
+	}
+	return ours.GoodputOwn, theirs.GoodputOwn
+}
+
+// pair is one cell under two policies.
+type pair struct {
+	ours, theirs *sim.Row
+}
+
+func (p pair) ratio(u *unit) float64 {
+	a, b := u.of(p.ours, p.theirs)
+	return (a + u.more) / (b + u.more)
+}
+
+// over is what a unit's ratios are over some cells.
+type over struct {
+	mean  float64 // geometric
+	worst float64
+	at    pair // where that is
+	below int  // cells below 0.99
+}
+
+func sum(pairs []pair, u *unit) over {
+	o := over{worst: math.Inf(1)}
+	for _, p := range pairs {
+		r := p.ratio(u)
+		o.mean += math.Log(r) / float64(len(pairs))
+		if r < 0.99 {
+			o.below++
+		}
+		if r < o.worst {
+			o.worst, o.at = r, p
+		}
+	}
+	o.mean = math.Exp(o.mean)
+	return o
+}
+
+// table finds rows: by policy, then cell, one for each setting.
+type table map[string]map[sim.Cell][]*sim.Row
+
+func index(rows []sim.Row) table {
+	t := table{}
+	for i := range rows {
+		r := &rows[i]
+		if t[r.Policy] == nil {
+			t[r.Policy] = map[sim.Cell][]*sim.Row{}
+		}
+		t[r.Policy][r.Cell()] = append(t[r.Policy][r.Cell()], r)
+	}
+	return t
+}
+
+// cells are those of a policy without bursts or retries, in order.
+func (t table) cells(policy string) (cells []sim.Cell) {
+	for c := range t[policy] {
+		if c.Scenario == "" {
+			cells = append(cells, c)
+		}
+	}
+	slices.SortFunc(cells, func(a, b sim.Cell) int {
+		return cmp.Or(cmp.Compare(a.Profile, b.Profile), cmp.Compare(a.Workload, b.Workload), cmp.Compare(a.Load, b.Load))
+	})
+	return cells
+}
+
+// fixed ends the name of a baseline with one setting for all of a profile's cells.
+const fixed = "-fixed"
+
+// against pairs the cells that both policies have. The other policy has in each cell the
+// setting with which ours looks worst in this unit; or, fixed, the one with which ours
+// looks worst over all cells of the profile.
+func (t table) against(ours, theirs string, u *unit) (pairs []pair) {
+	base, one := strings.CutSuffix(theirs, fixed)
+	if t[theirs] != nil { // a replay that wrote its best settings only
+		base, one = theirs, false
+	}
+	var chosen map[string]string
+	if one {
+		chosen = t.choose(ours, base, u)
+	}
+	for _, c := range t.cells(ours) {
+		var worst pair
+		for _, r := range t[base][c] {
+			p := pair{t[ours][c][0], r}
+			if one && r.Setting != chosen[c.Profile] {
+				continue
+			}
+			if worst.theirs == nil || p.ratio(u) < worst.ratio(u) {
+				worst = p
+			}
+		}
+		if worst.theirs != nil {
+			pairs = append(pairs, worst)
+		}
+	}
+	return pairs
+}
+
+// choose is the setting of a policy for each profile.
+func (t table) choose(ours, base string, u *unit) map[string]string {
+	score, chosen := map[[2]string]float64{}, map[string]string{}
+	for _, c := range t.cells(ours) {
+		for _, r := range t[base][c] {
+			score[[2]string{c.Profile, r.Setting}] += math.Log(pair{t[ours][c][0], r}.ratio(u))
+		}
+	}
+	for _, c := range t.cells(ours) {
+		for _, r := range t[base][c] {
+			best, found := chosen[c.Profile]
+			if !found || score[[2]string{c.Profile, r.Setting}] < score[[2]string{c.Profile, best}] {
+				chosen[c.Profile] = r.Setting
+			}
+		}
+	}
+	return chosen
+}
+
+// where keeps the pairs of some cells.
+func where(pairs []pair, want func(sim.Cell) bool) []pair {
+	return slices.DeleteFunc(slices.Clone(pairs), func(p pair) bool { return !want(p.ours.Cell()) })
+}
+
+// mostLosses is how many cells a comparison lists.
+const mostLosses = 30
+
+// Compare prints a policy's goodput over that of each other one, the targets it is held
+// to, and the cells where it loses most.
+func Compare(w io.Writer, rows []sim.Row, policy string) error {
+	rowsOf := index(rows)
+	var loads []float64
+	for _, c := range rowsOf.cells(policy) {
+		if !slices.Contains(loads, c.Load) {
+			loads = append(loads, c.Load)
+		}
+	}
+	slices.Sort(loads)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintf(t, "%s over\tload\tcells", policy)
+	for _, u := range units {
+		_, _ = fmt.Fprintf(t, "\t%s: mean\tworst\tbelow 0.99", u.name)
+	}
+	_, _ = fmt.Fprintln(t, "\tworst at\t")
+	var losses []pair
+	for _, b := range baselines(rows, policy) {
+		var pairs [len(units)][]pair
+		for i := range units {
+			pairs[i] = rowsOf.against(policy, b, &units[i])
+		}
+		if !strings.HasSuffix(b, fixed) {
+			losses = append(losses, pairs[len(units)-1]...)
+		}
+		for _, load := range loads {
+			var o over
+			for i := range units {
+				some := where(pairs[i], func(c sim.Cell) bool { return c.Load == load })
+				if len(some) == 0 {
+					break
+				}
+				if i == 0 {
+					_, _ = fmt.Fprintf(t, "%s\t%g\t%d", b, load, len(some))
+				}
+				o = sum(some, &units[i])
+				_, _ = fmt.Fprintf(t, "\t%.2f\t%.2f\t%d", o.mean, o.worst, o.below)
+			}
+			if o.at.ours != nil {
+				_, _ = fmt.Fprintf(t, "\t%s\t\n", place(o.at))
+			}
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if err := held(w, rows, rowsOf, policy); err != nil {
+		return err
+	}
+	return lost(w, losses)
+}
+
+// baselines are the other policies in order, each that has settings to carry once more.
+func baselines(rows []sim.Row, policy string) (names []string) {
+	add := func(name string) {
+		if name != policy && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	settings := map[string]string{}
+	for _, r := range rows {
+		add(r.Policy)
+		if first, found := settings[r.Policy]; !found {
+			settings[r.Policy] = r.Setting
+		} else if first != r.Setting && slices.Contains(sim.Carriable(), r.Policy) {
+			add(r.Policy + fixed)
+		}
+	}
+	return names
+}
+
+func place(p pair) string { return p.ours.Workload + " on " + p.ours.Profile }
+
+// lost lists the cells where the ratio is below 0.99, the lowest first.
+func lost(w io.Writer, pairs []pair) error {
+	u := &units[len(units)-1]
+	pairs = slices.DeleteFunc(pairs, func(p pair) bool { return p.ratio(u) >= 0.99 })
+	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(a.ratio(u), b.ratio(u)) })
+	_, _ = fmt.Fprintf(w, "\n%d cells below 0.99, %s; the lowest:\n", len(pairs), u.name)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "cell\tload\tagainst\tratio\trequests\ttokens\tits quartiles\tits setting\t")
+	for _, p := range pairs[:min(len(pairs), mostLosses)] {
+		_, _ = fmt.Fprintf(t, "%s\t%g\t%s\t%.2f\t%.2f\t%.2f\t%s\t%s\t\n", place(p), p.ours.Load, p.theirs.Policy, p.ratio(u),
+			p.ratio(&units[0]), p.ratio(&units[2]), list(p.theirs.Quartiles[:]), dash(p.theirs.Setting))
+	}
+	return t.Flush()
+}
+
+// target is what penstock is held to.
+type target struct {
+	over  string // the baseline
+	what  string // of its cells
+	where func(sim.Cell) bool
+	least float64
+	mean  bool // over the cells; else each of them
+}
+
+func all(sim.Cell) bool { return true }
+
+func at(load float64, workload string) func(sim.Cell) bool {
+	return func(c sim.Cell) bool { return c.Load == load && (workload == "" || c.Workload == workload) }
+}
+
+var targets = []target{
+	{"none", "conv at 1.5", at(1.5, "conv"), 10, true},
+	{"none", "all at 0.7", at(0.7, ""), 0.99, false},
+	{"watermark-ttl", "conv at 1.5", at(1.5, "conv"), 1.8, true},
+	{"watermark-ttl", "conv at 2", at(2, "conv"), 3, true},
+	{"vllm-caps", "all", all, 1, true},
+	{"vllm-caps-fixed", "all", all, 1.5, true},
+	{"bounded-queue", "all", all, 0.97, false},
+	{"bounded-queue-fixed", "all", all, 1.5, true},
+	{"gauge-shed-even", "kv-bound from 1.5", func(c sim.Cell) bool { return c.Load >= 1.5 && c.Profile == "kv-bound" }, 1.10, true},
+	{"gauge-shed-even", "all", all, 0.99, false},
+	{"concurrency-even", "all", all, 1, false},
+	{"oracle", "short outputs", func(c sim.Cell) bool { return c.Workload != "conv-x5" }, 0.97, false},
+	{"oracle", "long outputs", func(c sim.Cell) bool { return c.Workload == "conv-x5" }, 0.92, false},
+}
+
+// held prints which targets hold.
+func held(w io.Writer, rows []sim.Row, rowsOf table, policy string) error {
+	u := &units[len(units)-1]
+	_, _ = fmt.Fprintf(w, "\nTargets, %s:\n", u.name)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "of\twhere\tcells\twanted\tmean\tworst\tat\tholds\t")
+	for _, g := range targets {
+		pairs := where(rowsOf.against(policy, g.over, u), g.where)
+		if len(pairs) == 0 {
+			continue
+		}
+		o := sum(pairs, u)
+		judged, how := o.worst, "each"
+		if g.mean {
+			judged, how = o.mean, "mean"
+		}
+		_, _ = fmt.Fprintf(t, "goodput over %s\t%s\t%d\t>= %g, %s\t%.2f\t%.2f\t%s at %g\t%s\t\n", g.over, g.what, len(pairs), g.least, how,
+			o.mean, o.worst, place(o.at), o.at.ours.Load, yes(judged >= g.least))
+	}
+	calm := func(r *sim.Row) bool { return r.Scenario == "" }
+	limits(t, rows, policy, "preemptions per 1,000", "<= 1", calm, func(r *sim.Row) float64 { return -r.Preempted }, -1)
+	limits(t, rows, policy, "worst over best prompt quartile", ">= 0.8", calm, func(r *sim.Row) float64 { return r.Even }, even)
+	without := func(r *sim.Row) *sim.Row {
+		c := r.Cell()
+		c.Scenario = ""
+		for _, usual := range rowsOf[policy][c] {
+			return usual
+		}
+		return nil
+	}
+	limits(t, rows, policy, "goodput with retries over without", ">= 0.9",
+		func(r *sim.Row) bool { return strings.HasPrefix(r.Scenario, "retries") && without(r) != nil },
+		func(r *sim.Row) float64 { return r.GoodputOwn / without(r).GoodputOwn }, 0.9)
+	limits(t, rows, policy, "seconds to recover", "<= 4", func(r *sim.Row) bool { return r.Recover != nil }, func(r *sim.Row) float64 { return -*r.Recover }, -4)
+	fair := func(r *sim.Row) bool { return calm(r) && r.Fairness != nil }
+	limits(t, rows, policy, "token gap over VTC's bound", "<= 1", fair, func(r *sim.Row) float64 { return -r.Fairness.Gap / r.Fairness.Bound }, -1)
+	limits(t, rows, policy, "others' goodput beside an abuser, up to load 2", ">= 0.95",
+		func(r *sim.Row) bool { return fair(r) && r.Load <= 2 && r.Fairness.OthersKept > 0 },
+		func(r *sim.Row) float64 { return r.Fairness.OthersKept }, 0.95)
+	return t.Flush()
+}
+
+// limits prints a limit of the policy's own rows: of must be at least least. A figure
+// that must be low is given negative.
+func limits(w io.Writer, rows []sim.Row, policy, name, wanted string, where func(*sim.Row) bool, of func(*sim.Row) float64, least float64) {
+	worst, mean, n := (*sim.Row)(nil), 0.0, 0
+	for i := range rows {
+		r := &rows[i]
+		if r.Policy != policy || !where(r) {
+			continue
+		}
+		mean, n = mean+of(r), n+1
+		if worst == nil || of(r) < of(worst) {
+			worst = r
+		}
+	}
+	if worst == nil {
+		return
+	}
+	_, _ = fmt.Fprintf(w, "%s\tall\t%d\t%s, each\t%.2f\t%.2f\t%s on %s at %g\t%s\t\n", name, n, wanted, math.Abs(mean/float64(n)), math.Abs(of(worst)),
+		worst.Workload, worst.Profile, worst.Load, yes(of(worst) >= least))
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "NO"
+}
