@@ -40,6 +40,7 @@ var DefaultSLO = SLO{TTFT: 2 * time.Second, TPOT: 100 * time.Millisecond, Gap: t
 type Config struct {
 	URL           string // http://host:port
 	Model         string
+	APIKey        string // sent as a bearer token; "" = none
 	Arrivals      []Arrival
 	BytesPerToken float64       // prompt bytes sent for each prompt token
 	Patience      time.Duration // without a first token by then the client closes; 0 = waits for ever
@@ -162,6 +163,9 @@ func (c *client) attempt(ctx context.Context, body []byte, arrival Arrival) (a A
 		return Attempt{Reason: err.Error()}
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if c.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+c.APIKey)
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return Attempt{Reason: gaveUp(ctx, "connection_failed")}

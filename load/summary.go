@@ -25,6 +25,23 @@ type Summary struct {
 	ReturnStarted int            // of those, how many were admitted
 }
 
+// Between counts what came of the requests that arrived from from on and before to.
+// Where others came before and after them, their rate is that of a steady load: Span
+// is to - from, whenever the last of them ended.
+func Between(outcomes []Outcome, from, to time.Duration) Summary {
+	var inside []Outcome
+	for i := range outcomes {
+		if at := outcomes[i].Arrival.At; at >= from && at < to && len(outcomes[i].Attempts) > 0 {
+			inside = append(inside, outcomes[i])
+		}
+	}
+	s := Summarize(inside)
+	s.Goodput *= s.Span.Seconds() / (to - from).Seconds()
+	s.TokenGoodput *= s.Span.Seconds() / (to - from).Seconds()
+	s.Span = to - from
+	return s
+}
+
 // Summarize counts what came of a workload.
 func Summarize(outcomes []Outcome) Summary {
 	s := Summary{Requests: len(outcomes), Refused: map[string]int{}}

@@ -51,3 +51,18 @@ func Poisson(shapes []Shape, rate float64, count int, seed uint64) []Arrival {
 	}
 	return arrivals
 }
+
+// Steady moves and stretches arrivals, which must not be empty, so that the first
+// comes at once and one more would come at span: played again and again they are a
+// steady load.
+func Steady(arrivals []Arrival, span time.Duration) []Arrival {
+	n := len(arrivals)
+	first, last := arrivals[0].At, arrivals[n-1].At
+	stretch := span.Seconds() / max((last-first).Seconds()*float64(n+1)/float64(n), 1e-9)
+	out := make([]Arrival, n)
+	for i, a := range arrivals {
+		a.At = time.Duration(float64(a.At-first) * stretch)
+		out[i] = a
+	}
+	return out
+}
