@@ -20,16 +20,16 @@ func (s *State) Decide(now time.Time, r *Request) Verdict {
 	t := s.since(now)
 	s.flow.roll(t, s.closed)
 	if why := s.dead(now, r); why != reason.None {
-		s.heads.remove(r.Hash)
+		s.forget(t, r)
 		return Verdict{Action: Drop, Reason: why}
 	}
 	why, late := s.judge(now, t, r)
 	if s.hopeless(t, r, why) {
-		s.heads.remove(r.Hash)
+		s.forget(t, r)
 		return Verdict{Action: Drop, Reason: reason.Overloaded}
 	}
-	if why == reason.OK && late && s.heads.inTime(t, s.speed.predict(s.pendTokens), r.Hash) {
-		why = reason.Late
+	if why == reason.OK {
+		why = s.yield(t, r, late)
 	}
 	if why == reason.OK || s.probe(t, why) {
 		return s.startAs(why)
@@ -76,6 +76,9 @@ func (s *State) judge(now time.Time, t time.Duration, r *Request) (why reason.Re
 	}
 	if why == reason.OK {
 		why = s.line(r, late)
+	}
+	if why == reason.OK {
+		why = s.allows(r)
 	}
 	return why, late
 }
@@ -168,7 +171,7 @@ func (s *State) slo(r *Request) time.Duration {
 	if r.SLOTTFT > 0 {
 		return r.SLOTTFT
 	}
-	return s.cfg.SLOTTFT
+	return s.tiers[s.tier(r)].SLOTTFT
 }
 
 // line is the TTFT line. With nothing pending it holds: no later moment is

@@ -262,9 +262,15 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 	return reason.OK
 }
 
+// tpot is the limit that a request must leave the engine in: its own, or that of a
+// tier before its own.
 func (s *State) tpot(r *Request) time.Duration {
-	if r.SLOTPOT > 0 {
-		return r.SLOTPOT
+	c, own := &s.tiers[s.tier(r)], r.SLOTPOT
+	if own == 0 {
+		own = c.SLOTPOT
 	}
-	return s.cfg.SLOTPOT
+	if c.tpot > 0 {
+		own = min(own, c.tpot)
+	}
+	return own
 }

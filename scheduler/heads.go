@@ -1,6 +1,11 @@
 package scheduler
 
-import "time"
+import (
+	"time"
+
+	"penstock/reason"
+	"penstock/scheduler/fair"
+)
 
 const (
 	seenFor    = 6 * time.Second
@@ -13,16 +18,25 @@ const (
 	peerFresh  = time.Second
 	statePause = time.Second // blind, stuck, asleep, draining
 	startPause = 200 * time.Millisecond
+	backMost   = time.Second            // a head is not waited for longer than this
+	backLate   = 200 * time.Millisecond // and so much more than its pause
 )
 
 // head is a request that was told "not now".
 type head struct {
-	hash   uint64
-	opened time.Duration
-	seen   time.Duration
-	slo    time.Duration // its first token is in time until here
-	held   bool
-	passes uint8
+	hash     uint64
+	who      fair.Tenant
+	tier     int
+	cost     int64 // what its start will be charged
+	ahead    int64 // what the starts of its tenant's heads before it will, as of its last sight
+	opened   time.Duration
+	deadline time.Duration
+	slo      time.Duration // its first token is in time until here
+	seen     time.Duration
+	back     time.Duration // it is expected back by then
+	room     bool          // what it waits for is room
+	held     bool
+	passes   uint8
 }
 
 // heads remembers who waits, by last sight. When it is full the one not seen for
@@ -32,65 +46,208 @@ type heads struct {
 	n    int
 }
 
-func (h *heads) remove(hash uint64) {
+// find is the place of a head, or -1.
+func (h *heads) find(hash uint64) int {
 	for i := range h.list[:h.n] {
 		if h.list[i].hash == hash {
-			h.n--
-			h.list[i] = h.list[h.n]
-			return
+			return i
 		}
 	}
+	return -1
 }
 
-// note records that head r was seen now. Its rank, from 1, is its place in the
-// order of Pick among those seen in the last 6 s; ahead says whether one in time
-// is before it. prediction is how long a first token takes now.
-func (h *heads) note(t, prediction time.Duration, r head) (e *head, rank int, ahead bool) {
-	late := t+prediction > r.slo
+// remove forgets head i.
+func (h *heads) remove(i int) {
+	h.n--
+	h.list[i] = h.list[h.n]
+}
+
+// turn is a head's place in the order: the lesser starts first.
+type turn struct {
+	*head
+	class  int // see State.class; 0 is a head older than its tier's age
+	late   bool
+	tokens int64 // its tenant's counter
+}
+
+func (a *turn) before(b *turn) bool {
+	switch {
+	case a.class != b.class:
+		return a.class < b.class
+	case a.late != b.late:
+		return b.late
+	case a.tokens != b.tokens:
+		return a.tokens < b.tokens
+	}
+	return a.sooner(b.head)
+}
+
+// sooner is the order of what is alike otherwise.
+func (h *head) sooner(o *head) bool {
+	switch {
+	case h.deadline != o.deadline:
+		return h.deadline < o.deadline
+	case h.opened != o.opened:
+		return h.opened < o.opened
+	}
+	return h.hash < o.hash
+}
+
+// stoppedBy reports whether a head may not start because b, before it, cannot: that is of an
+// earlier tier, or in time.
+func (a *turn) stoppedBy(b *turn) bool { return a.class != b.class || a.late && !b.late }
+
+// turn is a head's place in the order while a first token takes prediction.
+func (s *State) turn(t, prediction time.Duration, h *head) turn {
+	c := &s.tiers[h.tier]
+	if c.aged(t, h.opened) {
+		return turn{head: h} // the oldest of its kind; nobody is late who goes first
+	}
+	return turn{h, s.class(h.tier), t+prediction > h.slo, h.ahead + c.fair.Tokens(h.who)}
+}
+
+// head is what is remembered of a request.
+func (s *State) head(t time.Duration, r *Request) head {
+	h := head{hash: r.Hash, tier: s.tier(r), cost: fair.Cost(r.prompt(), r.expected()), opened: s.opened(t, r), deadline: maxDeadline}
+	h.who = s.tiers[h.tier].fair.Of(r.Tenant)
+	if !r.Deadline.IsZero() {
+		h.deadline = s.since(r.Deadline)
+	}
+	h.slo = h.opened + s.slo(r)
+	return h
+}
+
+// opened is when a request came; now, where it does not say.
+func (s *State) opened(t time.Duration, r *Request) time.Duration {
+	if r.Opened.IsZero() {
+		return t
+	}
+	return s.since(r.Opened)
+}
+
+// maxDeadline is that of a head without one.
+const maxDeadline = time.Duration(1<<63 - 1)
+
+// note records that a head was seen now. Its rank, from 1, is its place in the order
+// of Pick among those seen in the last 6 s; ahead says whether one in time is before
+// it.
+func (s *State) note(t time.Duration, r *Request) (e *head, rank int, ahead bool) {
+	h, x := &s.heads, s.head(t, r)
 	own, oldest := -1, 0
-	rank = 1
-	for i := 0; i < h.n; {
+	mates := false
+	for i := 0; i < h.n; i++ {
 		e := &h.list[i]
-		if t-e.seen > seenFor {
-			h.n--
-			*e = h.list[h.n]
+		switch {
+		case e.hash == x.hash:
+			own, x.passes = i, e.passes
+		case t-e.seen > seenFor:
+			s.tiers[e.tier].fair.Left(e.who, int64(e.seen))
+			h.remove(i)
+			i--
 			continue
-		}
-		if eLate := t+prediction > e.slo; e.hash == r.hash {
-			own = i
-		} else if eLate == late && (e.opened < r.opened || (e.opened == r.opened && e.hash < r.hash)) || late && !eLate {
-			rank++
-			ahead = ahead || !eLate
+		case e.who == x.who && e.tier == x.tier:
+			mates = true
+			if e.sooner(&x) {
+				x.ahead += e.cost
+			}
 		}
 		if e.seen < h.list[oldest].seen {
 			oldest = i
 		}
-		i++
 	}
+	if own < 0 && !mates {
+		s.join(t, &x)
+	}
+	rank, ahead = s.rank(t, &x)
 	switch {
 	case own >= 0:
-		r.passes = h.list[own].passes
 	case h.n < len(h.list):
 		own = h.n
 		h.n++
 	default:
 		own = oldest
+		e := &h.list[own]
+		s.tiers[e.tier].fair.Left(e.who, int64(t))
 	}
-	r.seen = t
-	h.list[own] = r
+	x.seen = t
+	h.list[own] = x
 	return &h.list[own], rank, ahead
 }
 
-// inTime reports whether another head waits in the ready room that can still
-// have its first token in time.
-func (h *heads) inTime(t, prediction time.Duration, hash uint64) bool {
-	for i := range h.list[:h.n] {
-		e := &h.list[i]
-		if e.held && e.hash != hash && t-e.seen <= heldFor && t+prediction <= e.slo {
-			return true
+// rank is a head's place among all others known. It does turn.before's work in place:
+// Decide has a microsecond.
+func (s *State) rank(t time.Duration, x *head) (rank int, ahead bool) {
+	prediction := s.speed.predict(s.pendTokens)
+	own := s.turn(t, prediction, x)
+	rank = 1
+	for i := range s.heads.list[:s.heads.n] {
+		e := &s.heads.list[i]
+		late, before := t+prediction > e.slo, false
+		if c := &s.tiers[e.tier]; own.class == 0 || e.tier != x.tier || c.aged(t, e.opened) {
+			o := s.turn(t, prediction, e)
+			before = o.before(&own)
+		} else if late != own.late {
+			before = own.late
+		} else if e.who == x.who {
+			before = e.sooner(x)
+		} else {
+			before = e.ahead+c.fair.Tokens(e.who) < own.tokens
+		}
+		if before && e.hash != x.hash {
+			rank++
+			ahead = ahead || !late
 		}
 	}
-	return false
+	return rank, ahead
+}
+
+// join lifts the counter of a tenant none of whose heads is known to wait.
+func (s *State) join(t time.Duration, x *head) {
+	counters, least, waiting := s.tiers[x.tier].fair, int64(0), false
+	for i := range s.heads.list[:s.heads.n] {
+		if e := &s.heads.list[i]; e.tier == x.tier && e.who != x.who && t-e.seen <= seenFor {
+			if n := counters.Tokens(e.who); !waiting || n < least {
+				least, waiting = n, true
+			}
+		}
+	}
+	counters.Lift(x.who, int64(x.opened), least, waiting)
+}
+
+// forget takes a head out that starts or will never run.
+func (s *State) forget(t time.Duration, r *Request) {
+	if i := s.heads.find(r.Hash); i >= 0 {
+		e := &s.heads.list[i]
+		s.tiers[e.tier].fair.Left(e.who, int64(t))
+		s.heads.remove(i)
+	}
+}
+
+// yield says for whom a head that may start waits: for heads of a tier before its own
+// that wait for room, for as long as they are expected back; a late one also for heads
+// of its tier in the ready room that are in time.
+func (s *State) yield(t time.Duration, r *Request, late bool) reason.Reason {
+	if !late && len(s.tiers) == 1 {
+		return reason.OK
+	}
+	tier, prediction := s.tier(r), s.speed.predict(s.pendTokens)
+	if s.tiers[tier].aged(t, s.opened(t, r)) {
+		return reason.OK
+	}
+	class := s.class(tier)
+	for i := range s.heads.list[:s.heads.n] {
+		e := &s.heads.list[i]
+		switch {
+		case e.hash == r.Hash:
+		case e.tier != tier:
+			if e.room && t <= e.back && s.class(e.tier) < class {
+				return reason.TierTurn
+			}
+		case late && e.held && t-e.seen <= heldFor && t+prediction <= e.slo:
+			return reason.Late
+		}
+	}
+	return reason.OK
 }
 
 // mix spreads a hash and a number over 64 bits (splitmix64's finaliser).

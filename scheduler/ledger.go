@@ -33,6 +33,7 @@ type slot struct {
 	class    uint64
 	model    uint64
 	shown    int // tokens of it in the last sample's gauge
+	bill     bill
 }
 
 func (e *slot) held() int { return e.prompt + e.out }
@@ -122,7 +123,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	s.forecast.insert(s.plan(i, e))
 	s.prompts += promptGain * (float64(r.prompt()) - s.prompts)
 	s.flow.started(e.prompt + e.expected)
-	s.heads.remove(r.Hash)
+	s.enter(t, r, e)
 	return Slot(uint64(e.gen)<<32 | uint64(i+1))
 }
 
@@ -171,6 +172,7 @@ func (s *State) correct(e *slot, prompt int) {
 	} else {
 		s.credit += d
 	}
+	s.grown(e)
 }
 
 func (s *State) grow(e *slot, out int) {
@@ -178,6 +180,7 @@ func (s *State) grow(e *slot, out int) {
 	e.out = out
 	s.liveTokens += d
 	s.credit += d
+	s.grown(e)
 }
 
 // learn takes a first token, or the end of a plain answer less its decode time.
@@ -210,6 +213,7 @@ func (s *State) leave(t time.Duration, id Slot, freed bool) {
 	if e == nil {
 		return
 	}
+	s.exit(t, e)
 	s.live--
 	s.liveTokens -= e.held()
 	if !e.begun {

@@ -7,35 +7,48 @@ import (
 )
 
 // Pick says which of the heads in the ready room to act on now: to Start, Drop or
-// Suspend (a peer is free for it). Heads in time go before late ones, then the
-// longest waiting; a late one starts only when none in time is among them. Index
+// Suspend (a peer is free for it). They are tried in their order; one that is stopped
+// keeps out those of later tiers, and late ones of its own if it is in time. Index
 // -1: none may start, and the Verdict says why; call it again after every event
-// and after every index >= 0. At most 64 heads are looked at; the zero Verdict is for
+// and after every index >= 0. At most 32 heads are looked at; the zero Verdict is for
 // none at all.
 func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 	t := s.since(now)
 	s.flow.roll(t, s.closed)
-	heads = heads[:min(len(heads), 64)]
+	heads = heads[:min(len(heads), 32)]
 	for i := range heads {
 		if why := s.dead(now, &heads[i]); why != reason.None {
-			s.heads.remove(heads[i].Hash)
+			s.forget(t, &heads[i])
 			return i, Verdict{Action: Drop, Reason: why}
 		}
 	}
+	first, stop, firstWhy := -1, -1, reason.None
+	var all [32]head
+	var turns [32]turn
+	prediction := s.speed.predict(s.pendTokens)
+	for i := range heads {
+		all[i] = s.head(t, &heads[i])
+		turns[i] = s.turn(t, prediction, &all[i])
+	}
 	var tried uint64
-	first, firstLate, firstWhy := -1, false, reason.None
 	for range heads {
-		i, late := s.next(t, heads, tried)
-		if late && first >= 0 && !firstLate {
-			break // a head in time wants the room
+		i := next(turns[:len(heads)], tried)
+		if stop >= 0 && turns[i].stoppedBy(&turns[stop]) {
+			break
 		}
 		tried |= 1 << i
-		why, _ := s.judge(now, t, &heads[i])
+		why, late := s.judge(now, t, &heads[i])
+		if why == reason.OK {
+			why = s.yield(t, &heads[i], late)
+		}
 		if why == reason.OK || s.probe(t, why) {
 			return i, s.startAs(why)
 		}
 		if first < 0 {
-			first, firstLate, firstWhy = i, late, why
+			first, firstWhy = i, why
+		}
+		if stop < 0 && turns[i].class > 0 && why != reason.TierCeiling {
+			stop = i
 		}
 	}
 	if first < 0 {
@@ -48,27 +61,15 @@ func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 	return -1, v
 }
 
-// next is the head to look at first among those not tried.
-func (s *State) next(t time.Duration, heads []Request, tried uint64) (best int, bestLate bool) {
-	best = -1
-	for i := range heads {
-		if tried&(1<<i) != 0 {
-			continue
+// next is the first in order of those not tried.
+func next(turns []turn, tried uint64) int {
+	best := -1
+	for i := range turns {
+		if tried&(1<<i) == 0 && (best < 0 || turns[i].before(&turns[best])) {
+			best = i
 		}
-		r, late := &heads[i], s.late(t, &heads[i])
-		if best >= 0 {
-			b := &heads[best]
-			if late != bestLate {
-				if late {
-					continue
-				}
-			} else if c := r.Opened.Compare(b.Opened); c > 0 || (c == 0 && r.Hash >= b.Hash) {
-				continue
-			}
-		}
-		best, bestLate = i, late
 	}
-	return best, bestLate
+	return best
 }
 
 // startAs starts a head that the law lets through, or one that probes.
@@ -82,11 +83,7 @@ func (s *State) startAs(why reason.Reason) Verdict {
 // refuse makes "not now" of a reason: who else may take it, hold or suspend, and
 // for how long.
 func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Reason) Verdict {
-	opened := t
-	if !r.Opened.IsZero() {
-		opened = s.since(r.Opened)
-	}
-	e, rank, ahead := s.heads.note(t, s.speed.predict(s.pendTokens), head{hash: r.Hash, opened: opened, slo: opened + s.slo(r)})
+	e, rank, ahead := s.note(t, r)
 	v := Verdict{Action: Suspend, Reason: why}
 	switch why {
 	case reason.Blind, reason.Stuck, reason.Asleep, reason.Draining:
@@ -94,15 +91,16 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 	case reason.Starting:
 		v.After = startPause
 	default:
-		s.flow.limited = true
+		e.room = why != reason.TierCeiling && why != reason.TierTurn && why != reason.Late
+		s.flow.limited = s.flow.limited || why != reason.TierCeiling
 		v.After = s.pause(rank, r, why)
-		if s.soon(why) && !(ahead && s.late(t, r)) { // the ready room is for heads in time, while there are any
+		if s.soon(why) && (s.cfg.Ready == 0 || rank <= s.cfg.Ready) && !(ahead && s.late(t, r)) { // the ready room is for heads in time, while there are any
 			v.Action, e.held = Hold, true
 		}
 	}
 	if e.passes < maxPasses && s.pass(now, r) {
 		e.passes++
-		e.held = false
+		e.held, e.room = false, false
 		return Verdict{Action: Suspend, Reason: reason.PeerFree, After: minPause}
 	}
 	v.After += time.Duration(draw(r.Hash, uint64(now.Unix())) * float64(v.After) / 8)
@@ -113,6 +111,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 		v.After = min(v.After, r.Deadline.Sub(now)+minPause)
 	}
 	v.After = min(max(v.After, minPause), maxPause)
+	e.back = t + min(v.After, backMost) + backLate
 	return v
 }
 

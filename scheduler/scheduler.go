@@ -52,6 +52,8 @@ type Request struct {
 	ExpectedOut  int    // expected output tokens of one sequence
 	MaxTokens    int    // 0 = not limited by the client
 	Sequences    int    // >= 1
+	Tenant       uint64 // hash of whose it is: tenants of a tier share the engine fairly
+	Tier         int    // its place in Config.Tiers; one that is not there counts as the last
 	Class, Model uint64 // hashes: requests of a class (tenant and model), or else of a model, have about one output length; 0 = not known
 	Opened       time.Time
 	Deadline     time.Time     // zero = none
@@ -139,6 +141,8 @@ type Config struct {
 	ColdSeqs   int           // sequences pending until then
 	SLOTTFT    time.Duration // for requests that carry none
 	SLOTPOT    time.Duration // mean time per output token, for requests that carry none
+	Ready      int           // heads of the first so many ranks are held in the ready room; 0 = of any
+	Tiers      []Tier        // first goes first; none = one tier, "default"
 }
 
 // DefaultConfig is the law of DESIGN.md.
@@ -177,8 +181,10 @@ func (c Config) Validate() error {
 		return fmt.Errorf("scheduler: SLOTTFT is %s; set it above 0", c.SLOTTFT)
 	case c.SLOTPOT <= 0:
 		return fmt.Errorf("scheduler: SLOTPOT is %s; set it above 0", c.SLOTPOT)
+	case c.Ready < 0:
+		return fmt.Errorf("scheduler: Ready is %d; set 0 (heads of any rank) or more", c.Ready)
 	}
-	return nil
+	return ValidateTiers(c.Tiers)
 }
 
 // State is all that is known about one engine. It is not safe for concurrent use.
@@ -194,6 +200,7 @@ type State struct {
 	prompts  float64 // tokens of a prompt, EWMA over what was started
 	lengths  lengths
 	forecast forecast
+	tiers    []tier
 	steps    stepModel
 
 	sample   Sample
@@ -221,7 +228,7 @@ func New(cfg Config, start time.Time) (*State, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: newLengths(), forecast: forecast{sharing: 1}}
+	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: newLengths(), forecast: forecast{sharing: 1}, tiers: newTiers(&cfg)}
 	s.forecast.plans = make([]plan, 0, firstSlots)
 	s.slots = make([]slot, 0, firstSlots)
 	s.free = make([]uint32, 0, firstSlots)
