@@ -97,7 +97,7 @@ func newGate(w *world, law scheduler.Law, oracle, alone bool) (*gate, error) {
 		g.lanes = append(g.lanes, l)
 	}
 	cfg := scheduler.DefaultConfig()
-	cfg.Law, cfg.Poll, cfg.SLOTTFT, cfg.SLOTPOT = law, poll, sloTTFT, sloTPOT
+	cfg.Law, cfg.Poll, cfg.SLOTTFT, cfg.SLOTPOT, cfg.Ready = law, poll, sloTTFT, sloTPOT, roomSize
 	for i := range w.units {
 		s, err := scheduler.New(cfg, epoch)
 		if err != nil {
@@ -116,7 +116,7 @@ func (g *gate) arrive(v *visit) {
 	v.ticket = t
 	t.req = scheduler.Request{
 		Hash: v.hash, PromptTokens: v.guessed(), SafePrompt: v.Prompt, Sequences: 1, Stream: true,
-		ExpectedOut: g.prices.Output(cost.ClassOf(l.key), 0), Class: mix(1, uint64(v.tenant)) | 1, Model: 1,
+		ExpectedOut: g.prices.Output(cost.ClassOf(l.key), 0), Tenant: uint64(v.tenant), Class: mix(1, uint64(v.tenant)) | 1, Model: 1,
 		Opened: w.time(), Deadline: w.time().Add(deadline), SLOTTFT: sloTTFT, SLOTPOT: sloTPOT,
 	}
 	if g.oracle {
