@@ -36,7 +36,11 @@ const (
 // Profile is the engine's profile and a note on each field that was not told by the
 // engine or the caller, by the field's name.
 func (r *Result) Profile(c *Config, k Known) (p Profile, notes map[string]string) {
-	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s * 1e9)) }
+	seconds := func(s float64) time.Duration { // to four digits, of which the last says nothing
+		ns := math.Round(s * 1e9)
+		digit := math.Pow(10, max(math.Floor(math.Log10(max(ns, 1)))-3, 0))
+		return time.Duration(math.Round(ns/digit) * digit)
+	}
 	notes = map[string]string{}
 	p = Profile{
 		seconds(r.Coefficients[0]), seconds(r.Coefficients[1]), seconds(r.Coefficients[2]), seconds(r.Coefficients[3]),
