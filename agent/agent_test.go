@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"penstock/agent/state"
 	"penstock/fleet"
 	"penstock/queue"
 	"penstock/reason"
@@ -68,7 +69,7 @@ func TestBurst(t *testing.T) {
 	if got := n.vllm.Stats().Preemptions; got != 0 {
 		t.Errorf("preemptions: got %v, want 0", got)
 	}
-	n.until("ledger empty", func() bool { return n.agent.state(time.Now(), 0).View.Requests == 0 })
+	n.until("ledger empty", func() bool { return n.agent.State(time.Now()).View.Requests == 0 })
 }
 
 // TestAbortFreesEngine: closing the connection is the abort, and its effect is seen.
@@ -81,7 +82,7 @@ func TestAbortFreesEngine(t *testing.T) {
 			t.Parallel()
 			n := newNode(t).run()
 			m := n.send(n.message(8000, tc.change))
-			n.until("runs", func() bool { return n.agent.state(time.Now(), 0).View.Running == 1 })
+			n.until("runs", func() bool { return n.agent.State(time.Now()).View.Running == 1 })
 			at := time.Now()
 			if _, err := n.reg.Cancel(t.Context(), m.ID, false); err != nil {
 				t.Fatal(err)
@@ -177,12 +178,14 @@ func TestDebugState(t *testing.T) {
 	n := newNode(t).run()
 	m := n.send(n.message(4))
 	n.outcome(m.ID)
-	n.agent.away("renew", errAway)
+	n.store.set(func(s *store) { s.away = true })
+	_, _ = n.agent.records.Renew(t.Context(), "node-1", nil)
+	n.store.set(func(s *store) { s.away = false })
 	text, err := json.Marshal(n.agent.DebugState())
 	if err != nil || !strings.Contains(string(text), `"id":"`+m.ID+`","action":"start","reason":"ok"`) {
 		t.Errorf("state: got %s, %v, want the start of %s", text, err, m.ID)
 	}
-	if s := n.agent.state(time.Now(), 1); s.Why != "" || s.Store == nil || s.Store.Call != "renew" || s.Store.Error != errAway.Error() {
+	if s := n.debug(); s.Why != "" || s.Store == nil || s.Store.Call != "renew" || s.Store.Error != errAway.Error() {
 		t.Errorf("state: got why %q, store %+v; want ready and the call that failed", s.Why, s.Store)
 	}
 	row := n.agent.Row(time.Now())
@@ -194,8 +197,8 @@ func TestDebugState(t *testing.T) {
 // TestPeers: other engines of the same model, by fresh rows.
 func TestPeers(t *testing.T) {
 	now := time.Unix(1000, 0)
-	row := func(node, model string, state reason.Reason, age time.Duration) fleet.Row {
-		return fleet.Row{Engine: fleet.ID(node), Models: fleet.Models(model), State: state, Freeness: 100, At: now.Add(-age)}
+	row := func(node, model string, condition reason.Reason, age time.Duration) fleet.Row {
+		return fleet.Row{Engine: fleet.ID(node), Models: fleet.Models(model), State: condition, Freeness: 100, At: now.Add(-age)}
 	}
 	got := peers([]fleet.Row{
 		row("self", "q", reason.OK, 0), row("a", "q", reason.OK, 0), row("b", "q", reason.Stale, 0),
@@ -252,7 +255,7 @@ func TestMetrics(t *testing.T) {
 	for name, want := range map[string]int{
 		"penstock_engine_kv_usage_ratio": 1, "penstock_engine_running_requests": 1, "penstock_engine_waiting_requests": 1,
 		"penstock_engine_step_seconds": 1, "penstock_engine_sample_age_seconds": 1, "penstock_engine_scrape_seconds": 1,
-		"penstock_engine_state": len(states), "penstock_inflight_requests": 1, "penstock_inflight_tokens": 1,
+		"penstock_engine_state": len(state.States), "penstock_inflight_requests": 1, "penstock_inflight_tokens": 1,
 		"penstock_suspend_seconds": 1, "penstock_engine_aborts_total": 2, "penstock_decisions_total": 39, "penstock_attempts_total": 17,
 	} {
 		if have[name] != want {

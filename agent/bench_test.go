@@ -6,7 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"penstock/agent/attempt"
 	"penstock/queue"
+	"penstock/registry"
 	"penstock/response"
 	"penstock/vllm"
 )
@@ -35,19 +37,19 @@ func BenchmarkToken(b *testing.B) {
 	check(b, err)
 	defer closeBox()
 	chunk := vllm.Chunk{Bytes: []byte(`data: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","choices":[{"index":0,"text":" word"}]}` + "\n\n")}
-	n.agent.engine.stream = func(context.Context, vllm.Request) (tokens, error) {
+	n.agent.engine.Stream = func(context.Context, vllm.Request) (attempt.Tokens, error) {
 		return &endless{left: b.N + 1, chunk: chunk}, nil
 	}
 	m := n.message(100, func(m *queue.Message) { m.Reply = "bench" })
 	n.open(m)
 	req := n.agent.request(time.Now(), m)
-	r := n.agent.newRun(m, newAttempt(), n.agent.core.sched.Reserve(time.Now(), &req), nil)
-	if c, err := n.agent.claim(b.Context(), r); err != nil || c.Tries != 1 {
+	r := n.agent.newRun(m, attempt.NewName(), n.agent.core.sched.Reserve(time.Now(), &req), nil)
+	if c, err := n.agent.records.Claim(b.Context(), registry.Start{ID: m.ID, Attempt: r.Name, Owner: "node-1", Lane: m.Lane, Deadline: m.Deadline, Reply: m.Reply}); err != nil || c.Tries != 1 {
 		b.Fatalf("claim: got %+v, %v", c, err)
 	}
 	b.ReportAllocs()
 	b.ResetTimer()
-	if o := n.agent.relay(b.Context(), r); o.err != nil {
-		b.Fatal(o.err)
+	if o := n.agent.relay(b.Context(), r); o.Err != nil {
+		b.Fatal(o.Err)
 	}
 }

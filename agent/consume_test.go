@@ -87,7 +87,7 @@ func TestOutcomes(t *testing.T) {
 				if got := n.store.calls(); !slices.Equal(got, []string{tc.want.record}) {
 					t.Errorf("record: got %q, want %q", got, tc.want.record)
 				}
-				if s := n.agent.state(time.Now(), 0); s.Running != 0 || s.View.Requests != 0 {
+				if s := n.agent.State(time.Now()); s.Running != 0 || s.View.Requests != 0 {
 					t.Errorf("afterwards: got %d running, %d in the ledger, want none", s.Running, s.View.Requests)
 				}
 			})
@@ -132,7 +132,7 @@ func TestClaims(t *testing.T) {
 				n.open(m)
 				started := false
 				n.settled(n.agent.handle(t.Context(), m, func() { started = true }), tc.after)
-				if s := n.agent.state(time.Now(), 0); started || s.View.Requests != 0 || len(n.fake.calls) != 0 {
+				if s := n.agent.State(time.Now()); started || s.View.Requests != 0 || len(n.fake.calls) != 0 {
 					t.Errorf("got started %v, %d in the ledger, %d at the engine, want none", started, s.View.Requests, len(n.fake.calls))
 				}
 			})
@@ -148,7 +148,7 @@ func TestStoreAway(t *testing.T) {
 			n.open(m)
 			n.store.set(func(s *store) { s.away = true })
 			n.settled(n.agent.handle(t.Context(), m, func() {}), time.Second)
-			if s := n.agent.state(time.Now(), 0); s.View.Requests != 0 {
+			if s := n.agent.State(time.Now()); s.View.Requests != 0 {
 				t.Errorf("ledger: got %d, want 0", s.View.Requests)
 			}
 		})
@@ -192,7 +192,7 @@ func TestStoreAway(t *testing.T) {
 			n.store.set(func(s *store) { s.away = true })
 			c.done()
 			time.Sleep(5 * time.Second)
-			if s := n.agent.state(time.Now(), 0); s.View.Requests != 0 || s.Running != 1 {
+			if s := n.agent.State(time.Now()); s.View.Requests != 0 || s.Running != 1 {
 				t.Errorf("while away: got %d in the ledger, %d running, want 0 and 1", s.View.Requests, s.Running)
 			}
 			n.store.set(func(s *store) { s.away = false })

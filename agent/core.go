@@ -5,6 +5,10 @@ import (
 	"sync"
 	"time"
 
+	"penstock/abort"
+	"penstock/agent/attempt"
+	"penstock/agent/health"
+	"penstock/agent/state"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
@@ -30,7 +34,7 @@ type core struct {
 	mu       sync.Mutex // guards all below
 	sched    *scheduler.State
 	room     room
-	health   pulse
+	health   health.Pulse
 	runs     map[string]*run // by request id, between begin and end
 	last     scheduler.Sample
 	bad      error // why the last scrape was bad; nil = it was good
@@ -41,8 +45,8 @@ type core struct {
 	longest  int       // max_model_len; 0 = not known
 	listen   []func()  // told after health changed
 	failed   time.Time // when the engine failed a start; zero once a later sample was good
-	verdicts ring
-	aborts   abortWatch
+	verdicts state.Ring
+	aborts   abort.Effect
 	draining bool
 	ending   bool          // draining for good
 	idle     chan struct{} // closed once draining and nothing runs; not replaced once ending
@@ -52,7 +56,7 @@ func newCore(sched *scheduler.State, cfg *Config, m *metrics) *core {
 	return &core{
 		metrics: m,
 		sched:   sched,
-		health:  pulse{leaveAfter: cfg.LeaveAfter},
+		health:  health.NewPulse(cfg.LeaveAfter),
 		room:    newRoom(cfg.Room, cfg.RoomPerLane),
 		runs:    make(map[string]*run),
 		idle:    make(chan struct{}),
@@ -162,7 +166,7 @@ func (c *core) drop(now time.Time, id string) {
 // note counts and remembers what a head was told, and returns it.
 func (c *core) note(now time.Time, id string, req *scheduler.Request, a answer) answer {
 	c.metrics.decided(a.Verdict)
-	c.verdicts.add(Decision{At: now, ID: id, Action: a.Action.String(), Reason: a.Reason.String(), After: a.After, Request: *req})
+	c.verdicts.Add(state.Decision{At: now, ID: id, Action: a.Action.String(), Reason: a.Reason.String(), After: a.After, Request: *req})
 	return a
 }
 
@@ -171,7 +175,7 @@ func (c *core) note(now time.Time, id string, req *scheduler.Request, a answer) 
 func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer) (changed, back bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.metrics.freed(c.aborts.observe(c.last, s, c.atEngine()))
+	c.metrics.freed(c.aborts.Observe(s.At, c.last.Running+c.last.Waiting, s.Running+s.Waiting, c.atEngine()))
 	c.last, c.bad = s, nil
 	if s.At.After(c.failed) {
 		c.failed = time.Time{}
@@ -181,11 +185,11 @@ func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer
 	}
 	c.sched.SetPeers(peers)
 	c.sched.Observe(now, s)
-	was := c.health.condition
-	changed = c.health.look(now, c.condition(now))
-	changed = c.health.sample() || changed
+	was := c.health.Condition()
+	changed = c.health.Look(now, c.condition(now))
+	changed = c.health.Sample() || changed
 	c.fill(now)
-	return changed, !usable(was) && usable(c.health.condition)
+	return changed, !health.Usable(was) && health.Usable(c.health.Condition())
 }
 
 // observeGPU takes what the GPU helper says and reports whether the condition changed.
@@ -193,7 +197,7 @@ func (c *core) observeGPU(now time.Time, s nvml.Sample) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gpu = s
-	return c.condition(now) != c.health.condition
+	return c.condition(now) != c.health.Condition()
 }
 
 // look takes the passing of time and reports whether the condition changed. The
@@ -202,11 +206,11 @@ func (c *core) look(now time.Time, peers []scheduler.Peer) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sched.SetPeers(peers)
-	changed = c.health.look(now, c.condition(now))
-	if (c.health.condition == reason.Blind || c.health.condition == reason.Stuck) && now.Sub(c.health.bad) >= vllm.StallLimit {
+	changed = c.health.Look(now, c.condition(now))
+	if seen := c.health.Condition(); (seen == reason.Blind || seen == reason.Stuck) && c.health.Unusable(now) >= vllm.StallLimit {
 		for _, r := range c.runs {
-			if !r.m.Stream { // a stream has its own stall limit, and may well go on
-				r.cancel(errIdle)
+			if !r.Message.Stream { // a stream has its own stall limit, and may well go on
+				r.Cancel(attempt.ErrIdle)
 			}
 		}
 	}
@@ -225,10 +229,10 @@ func (c *core) runsHere(id string) bool {
 func (c *core) begin(r *run) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.draining || c.runs[r.m.ID] != nil {
+	if c.draining || c.runs[r.Message.ID] != nil {
 		return false
 	}
-	c.runs[r.m.ID] = r
+	c.runs[r.Message.ID] = r
 	return true
 }
 
@@ -243,7 +247,7 @@ func (c *core) owned(now time.Time, r *run) {
 func (c *core) end(r *run) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.runs, r.m.ID)
+	delete(c.runs, r.Message.ID)
 	c.settleDrain()
 }
 
@@ -257,7 +261,7 @@ func (c *core) release(now time.Time, r *run, why reason.Reason, cut bool) {
 		return
 	}
 	if cut {
-		c.aborts.add(now)
+		c.aborts.Closed(now)
 	}
 	if why == reason.Finished {
 		c.sched.Finish(now, r.slot)
@@ -310,7 +314,7 @@ func (c *core) drain(now time.Time) int {
 func (c *core) pause(now time.Time) int {
 	c.draining = true
 	c.sched.SetDraining(true)
-	c.health.look(now, reason.Draining)
+	c.health.Look(now, reason.Draining)
 	for len(c.room.heads) > 0 {
 		c.leave(now, 0, answer{Verdict: scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.Draining, After: c.room.heads[0].hold.After}})
 	}
@@ -344,7 +348,7 @@ func (c *core) owns() []registry.Ref {
 	refs := make([]registry.Ref, 0, len(c.runs))
 	for id, r := range c.runs {
 		if !r.renewed.IsZero() {
-			refs = append(refs, registry.Ref{ID: id, Attempt: r.attempt, Reply: r.m.Reply, Streaming: r.first.Load()})
+			refs = append(refs, registry.Ref{ID: id, Attempt: r.Name, Reply: r.Message.Reply, Streaming: r.Relayed()})
 		}
 	}
 	return refs
@@ -356,12 +360,12 @@ func (c *core) renewed(now time.Time, refs, lost []registry.Ref) {
 	defer c.mu.Unlock()
 	for _, ref := range refs {
 		r := c.runs[ref.ID]
-		if r == nil || r.attempt != ref.Attempt {
+		if r == nil || r.Name != ref.Attempt {
 			continue
 		}
 		r.renewed = now
 		if slices.ContainsFunc(lost, func(l registry.Ref) bool { return l.ID == ref.ID && l.Attempt == ref.Attempt }) {
-			r.cancel(errLost)
+			r.Cancel(attempt.ErrLost)
 		}
 	}
 }

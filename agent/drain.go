@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"time"
+
+	"penstock/agent/attempt"
 )
 
 // cutWithin bounds how long requests cut at the end of a drain may take to settle
@@ -21,7 +23,7 @@ func (a *Agent) drain(ctx context.Context) {
 		left := 0
 		a.core.each(func(r *run) {
 			left++
-			r.cancel(errDrained)
+			r.Cancel(attempt.ErrDrained)
 		})
 		a.log.Warn("drain cut running requests", "running", left)
 		if !a.idle(ctx, cutWithin) {

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"penstock/agent/attempt"
 	"penstock/fleet"
 	"penstock/lane"
 	"penstock/queue"
@@ -127,7 +128,7 @@ func (n *node) start() {
 	n.stop = sync.OnceFunc(cancel)
 	n.t.Cleanup(func() {
 		n.stop()
-		n.agent.core.each(func(r *run) { r.cancel(errDrained) })
+		n.agent.core.each(func(r *run) { r.Cancel(attempt.ErrDrained) })
 		select {
 		case err := <-n.done:
 			check(n.t, err)
@@ -240,7 +241,7 @@ func big(m *queue.Message) { m.PromptTokens = 15_000 }
 func (n *node) level(kv float64) {
 	n.t.Helper()
 	n.fake.set(func(f *fakeEngine) { f.sample.Running, f.sample.KV = 4, kv })
-	n.until("full", func() bool { return n.agent.state(time.Now(), 0).View.KV == kv })
+	n.until("full", func() bool { return n.agent.State(time.Now()).View.KV == kv })
 }
 
 func hexID(n uint64) string {

@@ -23,7 +23,7 @@ func TestGPUFaults(t *testing.T) {
 				if h := n.agent.Health(); h.Why(time.Now()) != why.String()+" 3 s: GPU 0: XID 79" {
 					t.Errorf("why: got %q", h.Why(time.Now()))
 				}
-				s := n.agent.state(time.Now(), 0)
+				s := n.agent.State(time.Now())
 				if s.Taking || s.Gate != why.String() || n.agent.Row(time.Now()).Freeness != 0 || n.directory().State != why {
 					t.Errorf("taking %v, gate %s, directory %v; want a shut gate for %v and no lanes", s.Taking, s.Gate, n.directory().State, why)
 				}

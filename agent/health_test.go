@@ -2,11 +2,7 @@ package agent
 
 import (
 	"context"
-	"errors"
-	"net"
-	"net/url"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,78 +10,11 @@ import (
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/response"
-	"penstock/scheduler"
-	"penstock/scraper"
 	"penstock/vllm"
 )
 
-func TestPulse(t *testing.T) {
-	at := func(s float64) time.Time { return time.Unix(1000, 0).Add(time.Duration(s * float64(time.Second))) }
-	type step struct {
-		at              float64
-		c               reason.Reason
-		sample          bool
-		serving, taking bool
-	}
-	for _, tc := range []struct {
-		name  string
-		steps []step
-	}{
-		{"up after three good samples, lanes with the first", []step{
-			{0, reason.Starting, false, false, false},
-			{1, reason.OK, true, false, true},
-			{1.05, reason.OK, true, false, true},
-			{1.1, reason.OK, true, true, true},
-		}},
-		{"down at once, lanes given up after two seconds", []step{
-			{0, reason.OK, true, false, true},
-			{.1, reason.OK, true, false, true},
-			{.2, reason.OK, true, true, true},
-			{1, reason.Stale, false, true, true},
-			{2, reason.Blind, false, false, true},
-			{4, reason.Blind, false, false, true},
-			{4.1, reason.Blind, false, false, false},
-			{5, reason.OK, true, false, true},
-		}},
-		{"another bad condition does not start anew", []step{
-			{0, reason.OK, true, false, true},
-			{1, reason.Stuck, true, false, true},
-			{2, reason.Blind, false, false, true},
-			{3.1, reason.Blind, false, false, false},
-		}},
-		{"draining is at once", []step{
-			{0, reason.OK, true, false, true},
-			{1, reason.Draining, false, false, false},
-		}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			h := pulse{leaveAfter: DefaultConfig().LeaveAfter}
-			for _, s := range tc.steps {
-				h.look(at(s.at), s.c)
-				if s.sample {
-					h.sample()
-				}
-				if h.serving() != s.serving || h.taking != s.taking {
-					t.Errorf("at %vs, %v: got serving %v, taking %v, want %v, %v", s.at, s.c, h.serving(), h.taking, s.serving, s.taking)
-				}
-			}
-		})
-	}
-}
-
 // TestEngineFaults: each takes health down and the lanes away, and ends without a
 // restart.
-func TestLanesAreLeftAtOnce(t *testing.T) {
-	h, now := pulse{}, time.Unix(1000, 0)
-	h.look(now, reason.OK)
-	if h.look(now, reason.Stale); !h.taking {
-		t.Error("stale: lanes given up, want kept")
-	}
-	if h.look(now, reason.Blind); h.taking {
-		t.Error("blind with a LeaveAfter of 0: lanes kept, want given up")
-	}
-}
-
 func TestEngineFaults(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -122,7 +51,7 @@ func TestEngineFaults(t *testing.T) {
 					t.Errorf("not ready: got %v after %v, want %v within %v", n.agent.Health().Reason, took, tc.want, tc.within)
 				}
 				time.Sleep(3 * time.Second)
-				if n.agent.state(time.Now(), 0).Taking {
+				if n.agent.State(time.Now()).Taking {
 					t.Error("lanes: got taken 3 s later, want given up")
 				}
 				if h := n.agent.Health(); h.Why(time.Now()) != tc.why {
@@ -150,25 +79,6 @@ func TestEngineFaults(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// TestBrief: what went wrong, on one line, without the engine's address.
-func TestBrief(t *testing.T) {
-	_, refused := net.Dial("tcp", "127.0.0.1:1")
-	get := func(err error) error { return &url.Error{Op: "Get", URL: "http://gpu1:8000/metrics", Err: err} }
-	for want, err := range map[string]error{
-		"":                   nil,
-		"connection refused": &scraper.Error{Problem: scraper.Unreachable, Err: refused},
-		"no answer in time":  &scraper.Error{Problem: scraper.Timeout, Err: get(context.DeadlineExceeded)},
-		"missing_name vllm:kv_cache_usage_perc: not on the page": &scraper.Error{Problem: scraper.Missing, Name: "vllm:kv_cache_usage_perc", Err: errors.New("not on\nthe page")},
-		"its API answers 401":    &vllm.Error{Reason: reason.EngineDown, Status: 401, Err: errors.New("http://gpu1:8000/v1/models: status 401: key")},
-		"no such host":           &vllm.Error{Err: get(errors.New("no such host"))},
-		strings.Repeat("x", 120): errors.New(strings.Repeat("x", 1000)),
-	} {
-		if got := brief(err); got != want {
-			t.Errorf("brief(%v) = %q, want %q", err, got, want)
-		}
 	}
 }
 
@@ -219,47 +129,4 @@ func TestPlainOfBlindEngine(t *testing.T) {
 			t.Errorf("record: got %q, want a release", got)
 		}
 	})
-}
-
-// TestFreed: the gauges show that an aborted request has left the engine.
-func TestFreed(t *testing.T) {
-	at := func(ms int) time.Time { return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond) }
-	sample := func(ms, running int) scheduler.Sample { return scheduler.Sample{At: at(ms), Running: running} }
-	for _, tc := range []struct {
-		name    string
-		closed  []int
-		before  scheduler.Sample
-		samples []scheduler.Sample
-		running int // here
-		want    int
-	}{
-		{"gauge falls", []int{10}, sample(0, 9), []scheduler.Sample{sample(50, 8)}, 2, 1},
-		{"gauge stays", []int{10}, sample(0, 9), []scheduler.Sample{sample(50, 9), sample(100, 9)}, 2, 0},
-		{"fell before the close", []int{60}, sample(0, 9), []scheduler.Sample{sample(50, 8)}, 2, 0},
-		{"more fall than closed", []int{10, 20}, sample(0, 9), []scheduler.Sample{sample(50, 3)}, 2, 2},
-		{"no more than run here", []int{10, 20, 30}, sample(0, 2), []scheduler.Sample{sample(50, 2)}, 2, 3},
-		{"too late", []int{10}, sample(0, 9), []scheduler.Sample{sample(20_000, 8)}, 2, 0},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			var w abortWatch
-			for _, ms := range tc.closed {
-				w.add(at(ms))
-			}
-			got, before := 0, tc.before
-			for _, s := range tc.samples {
-				got += w.observe(before, s, tc.running)
-				before = s
-			}
-			if got != tc.want {
-				t.Errorf("freed: got %d, want %d", got, tc.want)
-			}
-		})
-	}
-	var w abortWatch
-	for i := range 2 * watched {
-		w.add(at(i))
-	}
-	if len(w.closed) != watched {
-		t.Errorf("watched: got %d, want the bound %d", len(w.closed), watched)
-	}
 }

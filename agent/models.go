@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"penstock/agent/attempt"
+	"penstock/agent/health"
 	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
@@ -29,21 +31,11 @@ type upstream struct {
 	models func(context.Context) ([]vllm.Model, error)
 	dead   func(context.Context) (bool, error)
 	probe  func(ctx context.Context, model string) error
-	stream func(context.Context, vllm.Request) (tokens, error)
-	do     func(context.Context, vllm.Request) (vllm.Answer, error)
+	attempt.Engine
 }
 
 func newUpstream(c *vllm.Client) upstream {
-	return upstream{
-		models: c.Models, dead: c.Dead, probe: c.ProbeUsage, do: c.Do,
-		stream: func(ctx context.Context, r vllm.Request) (tokens, error) {
-			s, err := c.Stream(ctx, r)
-			if err != nil {
-				return nil, err // never a non-nil interface around a nil stream
-			}
-			return s, nil
-		},
-	}
+	return upstream{models: c.Models, dead: c.Dead, probe: c.ProbeUsage, Engine: attempt.NewEngine(c)}
 }
 
 // askModels learns what the engine serves: at start, every modelsEvery and when
@@ -107,11 +99,7 @@ func (a *Agent) accepts(models []string) func(lane.Key) bool {
 func (a *Agent) announce(ctx context.Context, now time.Time) {
 	e := a.core.entry()
 	e.Node, e.GRPC, e.Pool, e.Seen = a.cfg.Node, a.cfg.GRPC, a.cfg.Pool, now
-	call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
-	defer cancel()
-	if err := a.deps.Directory.PutEngine(call, e); err != nil && ctx.Err() == nil {
-		a.away("put engine", err)
-	}
+	_ = a.records.Once(ctx, "put engine", func(ctx context.Context) error { return a.deps.Directory.PutEngine(ctx, e) })
 }
 
 // entry is the core's part of the directory entry. Stale is a matter of
@@ -119,8 +107,8 @@ func (a *Agent) announce(ctx context.Context, now time.Time) {
 func (c *core) entry() registry.Engine {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := registry.Engine{Models: c.models, MaxModelLen: c.longest, State: c.health.condition}
-	if usable(e.State) {
+	e := registry.Engine{Models: c.models, MaxModelLen: c.longest, State: c.health.Condition()}
+	if health.Usable(e.State) {
 		e.State = reason.OK
 	}
 	if len(c.models) == 0 && e.State == reason.OK {

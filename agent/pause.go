@@ -43,6 +43,6 @@ func (c *core) resume(now time.Time) (was bool, err error) {
 	c.draining = false
 	c.idle = make(chan struct{})
 	c.sched.SetDraining(false)
-	c.health.look(now, c.condition(now))
+	c.health.Look(now, c.condition(now))
 	return true, nil
 }

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"penstock/agent/state"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/scheduler"
@@ -21,7 +22,9 @@ func (n *node) deliver(m *queue.Message) chan queue.Result {
 	return result
 }
 
-func (n *node) held() []Held { return n.agent.state(time.Now(), 0).Room }
+func (n *node) debug() state.State { return n.agent.DebugState().(state.State) }
+
+func (n *node) held() []state.Held { return n.agent.State(time.Now()).Room }
 
 func TestRoomBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -43,7 +46,7 @@ func TestRoomBounds(t *testing.T) {
 		if len(ninth) != 1 || len(n.held()) != 8 {
 			t.Fatalf("ninth: got %d answers and %d in the room, want suspended and 8", len(ninth), len(n.held()))
 		}
-		d := n.agent.state(time.Now(), 1).Decisions[0]
+		d := n.debug().Decisions[0]
 		if d.Action != "suspend" || d.Reason != reason.RoomFull.String() || d.After < queue.MinSuspend {
 			t.Errorf("ninth: got %+v, want suspend, room_full with a pause", d)
 		}

@@ -15,6 +15,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"penstock/abort"
+	"penstock/agent/attempt"
+	"penstock/agent/health"
+	"penstock/agent/record"
 	"penstock/fleet"
 	"penstock/lane"
 	"penstock/queue"
@@ -37,8 +40,6 @@ const (
 	// seenIDs and seenFor bound the ids known to be aborted: the longest start
 	// deadline, at a thousand aborts per minute.
 	seenIDs, seenFor = 10_000, 10 * time.Minute
-	// awayEvery is how often a store that is away is logged.
-	awayEvery = 10 * time.Second
 )
 
 // Consumer delivers from the lanes it accepts; nil accepts none.
@@ -71,6 +72,7 @@ type Agent struct {
 	log     *slog.Logger
 	metrics *metrics
 	core    *core
+	records *record.Store
 	engine  upstream
 	close   func()                      // ends the engine's idle connections
 	scrape  func(context.Context) error // reads samples until its context ends
@@ -86,12 +88,10 @@ type Agent struct {
 	put     chan struct{} // the directory entry changed
 	suspect chan struct{} // the engine failed a start
 
-	told      Health       // what listeners heard last; the watch goroutine's
-	taking    []string     // models whose lanes are subscribed; the watch goroutine's
-	awayUntil atomic.Int64 // unix nanoseconds before which a store that is away is not logged again
+	told   health.Health // what listeners heard last; the watch goroutine's
+	taking []string      // models whose lanes are subscribed; the watch goroutine's
 
 	scraped, watched atomic.Int64 // unix nanoseconds of the loops' last rounds, for Progress
-	stumbled         atomic.Pointer[StoreFailure]
 }
 
 // New checks cfg, registers the metrics and starts nothing.
@@ -114,10 +114,11 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, deps: deps, log: deps.Log.With("node", cfg.Node),
 		engine: newUpstream(client), close: client.Close,
+		records: &record.Store{Records: deps.Records, Flush: deps.Flush, Timeout: cfg.StoreTimeout, Log: deps.Log.With("node", cfg.Node)},
 		running: abort.NewRunning(), seen: abort.NewSeen(seenIDs, seenFor),
 		changed: make(chan struct{}, 1), ask: make(chan struct{}, 1), put: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 	}
-	if a.metrics, err = newMetrics(deps.Metrics, func(now time.Time) State { return a.state(now, 0) }); err != nil {
+	if a.metrics, err = newMetrics(deps.Metrics, a.State); err != nil {
 		return nil, err
 	}
 	a.core = newCore(sched, &cfg, a.metrics)
@@ -184,13 +185,15 @@ func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f fu
 
 // Cancel stops a request because its client is gone or its outcome is made: the
 // registry's push to the owner. A delivery of it that comes later is dropped.
-// attempt "" means whichever runs.
-func (a *Agent) Cancel(id, attempt string) {
+// attempt "" means whichever runs. It reports whether the request runs here.
+func (a *Agent) Cancel(id, attempt string) (runs bool) {
 	now := time.Now()
+	runs = a.core.runsHere(id)
 	a.seen.Mark(now, id)
 	if !a.running.Cancel(id, attempt) {
 		a.core.drop(now, id)
 	}
+	return runs
 }
 
 // Condition is the engine's at now: OK, or why it cannot be judged or used.
@@ -199,9 +202,6 @@ func (a *Agent) Condition(now time.Time) reason.Reason {
 	defer a.core.mu.Unlock()
 	return a.core.condition(now)
 }
-
-// DebugState shows the inputs and reasons of the last verdicts, as a State.
-func (a *Agent) DebugState() any { return a.state(time.Now(), remembered) }
 
 // Progress is when the slower of the agent's two loops last came round, the one that
 // reads the engine's page, whatever came of it, and the one that follows its
@@ -262,7 +262,7 @@ func (a *Agent) watch(_ context.Context, now time.Time) {
 		}
 		a.log.Info("lanes", "models", models, "pool", a.cfg.Pool)
 	}
-	if !h.equal(a.told) {
+	if !h.Equal(a.told) {
 		a.log.Info("health", "ready", h.Ready, "reason", h.Reason.String(), "was", a.told.Reason.String(), "scrape", problem)
 		a.told = h
 		kick(a.put)
@@ -277,27 +277,26 @@ func (a *Agent) renew(ctx context.Context, now time.Time) {
 	if len(refs) == 0 {
 		return
 	}
-	call, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
-	defer cancel()
-	lost, err := a.deps.Records.Renew(call, a.cfg.Node, refs)
-	if err == nil {
+	if lost, err := a.records.Renew(ctx, a.cfg.Node, refs); err == nil {
 		a.core.renewed(now, refs, lost)
-	} else if ctx.Err() == nil {
-		a.away("renew", err)
 	}
 	a.core.each(func(r *run) {
 		if !r.renewed.IsZero() && now.Sub(r.renewed) >= unrenewedFor {
-			r.cancel(errUnrenewed)
+			r.Cancel(attempt.ErrUnrenewed)
 		}
 	})
 }
 
-// away notes that the record store failed, and logs it at most once per awayEvery.
-func (a *Agent) away(call string, err error) {
-	now := time.Now()
-	a.stumbled.Store(&StoreFailure{Call: call, Error: err.Error(), At: now})
-	if until := a.awayUntil.Load(); now.UnixNano() >= until && a.awayUntil.CompareAndSwap(until, now.Add(awayEvery).UnixNano()) {
-		a.log.Warn("record store failed", "call", call, "err", err)
+// beat tells the gateway of every claimed attempt that is silent that it lives.
+func (a *Agent) beat(_ context.Context, now time.Time) {
+	var claimed []*run
+	a.core.each(func(r *run) {
+		if !r.renewed.IsZero() {
+			claimed = append(claimed, r)
+		}
+	})
+	for _, r := range claimed { // without the mutex: a mailbox may be slow
+		r.Beat(now)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"penstock/agent/attempt"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/response"
@@ -67,27 +68,27 @@ func (f *fakeEngine) upstream() upstream {
 			return f.models, nil
 		},
 		probe: func(context.Context, string) error { return nil },
-		stream: func(ctx context.Context, r vllm.Request) (tokens, error) {
+		Engine: attempt.Engine{Stream: func(ctx context.Context, r vllm.Request) (attempt.Tokens, error) {
 			c, err := f.open(ctx, r)
 			if err != nil {
 				return nil, err
 			}
 			return c, nil
 		},
-		do: func(ctx context.Context, r vllm.Request) (vllm.Answer, error) {
-			c, err := f.open(ctx, r)
-			if err != nil {
-				return vllm.Answer{}, err
-			}
-			select {
-			case a := <-c.answer:
-				return a, nil
-			case err := <-c.fail:
-				return vllm.Answer{}, err
-			case <-ctx.Done():
-				return vllm.Answer{}, aborted(ctx)
-			}
-		},
+			Do: func(ctx context.Context, r vllm.Request) (vllm.Answer, error) {
+				c, err := f.open(ctx, r)
+				if err != nil {
+					return vllm.Answer{}, err
+				}
+				select {
+				case a := <-c.answer:
+					return a, nil
+				case err := <-c.fail:
+					return vllm.Answer{}, err
+				case <-ctx.Done():
+					return vllm.Answer{}, aborted(ctx)
+				}
+			}},
 	}
 }
 

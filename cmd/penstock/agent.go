@@ -15,6 +15,8 @@ import (
 
 	"penstock/admin"
 	"penstock/agent"
+	"penstock/agent/control"
+	"penstock/agent/health"
 	"penstock/fleet"
 	"penstock/lane"
 	"penstock/queue/rocketmq"
@@ -54,6 +56,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 				}
 			}
 			cfg.SetEngine(text("engine"))
+			cfg.Scheduler.Law = opts.law
 			cfg.NVML.Path = text("nvml")
 			if gpus := text("gpus"); gpus != "" {
 				cfg.NVML.GPUs = strings.Split(gpus, ",")
@@ -77,6 +80,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	f.String("gpus", "", "GPUs of this engine, indices or UUIDs, such as 0,1 (default: $CUDA_VISIBLE_DEVICES, else all of the host)")
 	f.String("pool", "", "hardware class of this engine; lanes that ask for another are left alone")
 	grpcFlags(f)
+	lawFlag(f)
 	f.String("grpc-advertise", "", "HOST:PORT of --grpc in the engine directory, for gateways and penstock drain (default: --grpc; where that is all interfaces, the address that gossip advertises, else the default route's; none where only gossip leaves this host)")
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
@@ -140,14 +144,14 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	if err != nil {
 		return usage("%w", err)
 	}
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []agent.Health { return []agent.Health{node.Health()} }, back.rocketmq.Concurrency))
-	health, err := agent.NewGRPC(opts.grpcKeys, agent.GRPCDeps{
-		Agents: []*agent.Agent{node}, Lookup: records.Lookup, Backlog: records.Backlog, Width: back.rocketmq.Concurrency, Metrics: metrics, Log: log,
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency))
+	face, err := control.New(opts.grpcKeys, control.Deps{
+		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Width: back.rocketmq.Concurrency, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return usage("%w", err)
 	}
-	parts := func(why func(agent.Health) string) readiness {
+	parts := func(why func(health.Health) string) readiness {
 		return readiness{
 			"engine":   func() (bool, string) { h := node.Health(); return h.Ready, why(h) },
 			"redis":    records.Ready,
@@ -155,8 +159,8 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			"mailbox":  func() (bool, string) { return mail.Ready(), "redis streams are away" },
 		}
 	}
-	ready := parts(func(h agent.Health) string { return h.Why(time.Now()) })
-	logged := parts(func(h agent.Health) string { return h.Reason.String() }) // a time would be news every second
+	ready := parts(func(h health.Health) string { return h.Why(time.Now()) })
+	logged := parts(func(h health.Health) string { return h.Reason.String() }) // a time would be news every second
 	private, public, err := newAdmins("agent", admin.Deps{
 		Gatherer: metrics, Live: alive, Ready: ready.all, Started: func() bool { return true },
 		State: func() any {
@@ -172,14 +176,14 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	log.Info("agent starts", "node", cfg.Node, "grpc", cfg.GRPC, "engine", cfg.Engine.URL, "rocketmq", back.rocketmq.Endpoint, "redis", fmt.Sprint(back.response.Addr))
 	return inOrder(ctx,
 		[]part{func(ctx context.Context) error {
-			defer context.AfterFunc(ctx, health.Drain)()
+			defer context.AfterFunc(ctx, face.Drain)()
 			return node.Run(ctx)
 		}},
 		[]part{
 			mail.Run, records.Run, others.Run, watchReady(log, logged.all),
 			(&systemd.Service{Ready: logged.all, Progress: node.Progress, Reload: others.Reload, Stopping: ctx.Done(), Log: log}).Run,
 			func(ctx context.Context) error { return records.Watch(ctx, lanes.SetLanes) },
-			func(ctx context.Context) error { return health.Serve(ctx, ls[0]) },
+			func(ctx context.Context) error { return face.Serve(ctx, ls[0]) },
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
 			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
 		})

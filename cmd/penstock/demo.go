@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"penstock/load"
+	"penstock/scheduler"
 	"penstock/sim/engine"
 	"penstock/vllm/simengine"
 )
@@ -131,7 +132,7 @@ func runDemo(ctx context.Context, cfg demoConfig, stdout, stderr io.Writer) erro
 	}
 	opts := &options{
 		engines: []string{sims[1].URL()}, listen: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "127.0.0.1:0",
-		sloTTFT: load.DefaultSLO.TTFT, refuseLaw: "rate", grace: 5 * time.Second,
+		sloTTFT: load.DefaultSLO.TTFT, refuseLaw: "rate", law: scheduler.DefaultConfig().Law, grace: 5 * time.Second,
 	}
 	s, err := newStack(opts, slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelError})))
 	if err != nil {

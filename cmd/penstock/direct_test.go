@@ -14,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"penstock/agent"
+	"penstock/agent/control"
+	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/gateway/direct"
 	queuememory "penstock/queue/memory"
@@ -53,8 +55,8 @@ func TestDirectAbort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	served, err := agent.NewGRPC(agent.GRPCConfig{}, agent.GRPCDeps{
-		Agents: []*agent.Agent{node}, Lookup: records.Lookup, Backlog: records.Backlog, Metrics: prometheus.NewRegistry(), Log: log,
+	served, err := control.New(control.Config{}, control.Deps{
+		Agents: []control.Agent{node}, Engines: records.Engines, Peers: func() []fleet.Row { return nil }, Lookup: records.Lookup, Backlog: records.Backlog, Metrics: prometheus.NewRegistry(), Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock/admin"
-	"penstock/agent"
+	"penstock/agent/health"
 	"penstock/gateway"
 	"penstock/gateway/direct"
 	"penstock/queue/rocketmq"
@@ -89,7 +89,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	if err != nil {
 		return usage("%w", err)
 	}
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []agent.Health { return nil }, 0))
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0))
 	cfg := gateway.DefaultConfig()
 	cfg.Listen, cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys = ls[0].Addr().String(), opts.sloTTFT, opts.refuseLaw, opts.grace, opts.keys
 	door, err := gateway.New(cfg, gateway.Deps{

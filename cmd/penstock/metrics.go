@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"penstock/agent"
+	"penstock/agent/health"
 	"penstock/registry"
 )
 
@@ -17,13 +17,13 @@ const tier = "default"
 // engines: a client cannot make one up.
 type laneGauges struct {
 	backlog func(now time.Time) []registry.Backlog
-	engines func() []agent.Health
+	engines func() []health.Health
 	each    int // requests one engine runs at most
 
 	waiting, tokens, oldest, permits *prometheus.Desc
 }
 
-func newLaneGauges(backlog func(time.Time) []registry.Backlog, engines func() []agent.Health, each int) *laneGauges {
+func newLaneGauges(backlog func(time.Time) []registry.Backlog, engines func() []health.Health, each int) *laneGauges {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("penstock_lane_"+name, help, append([]string{"tier", "model"}, labels...), nil)
 	}

@@ -14,10 +14,11 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"penstock/agent"
+	"penstock/agent/control"
 	"penstock/config"
 	"penstock/gateway"
 	"penstock/gateway/direct"
+	"penstock/scheduler"
 )
 
 // options are the checked flags that several commands have; a command that lacks a
@@ -26,11 +27,12 @@ type options struct {
 	engines        []string // URLs, or "sim"
 	engineKey      string
 	listen, grpc   string
-	grpcKeys       agent.GRPCConfig
+	grpcKeys       control.Config
 	direct         direct.Config
 	admin, metrics string
 	sloTTFT, grace time.Duration
 	refuseLaw      string
+	law            scheduler.Law
 	keys           *gateway.Keys
 	logLevel       slog.Level
 	logJSON        bool
@@ -59,6 +61,11 @@ func grpcFlags(f *pflag.FlagSet) {
 	f.String("grpc-client-ca", "", "PEM file with the authority of clients that may drain and abort from other hosts; without it only callers on this host may")
 }
 
+// lawFlag is that of whoever decides what starts on an engine.
+func lawFlag(f *pflag.FlagSet) {
+	f.String("law", scheduler.DefaultConfig().Law.String(), "how full an engine may be: forecast (what runs will fit until it ends, learned from its own answers) or watermark (fixed marks of KV usage)")
+}
+
 // loadFlags fills f from environment and file.
 func loadFlags(f *pflag.FlagSet) error {
 	file, _ := f.GetString("config")
@@ -83,7 +90,7 @@ func prepare(f *pflag.FlagSet) (*options, error) {
 func readOptions(f *pflag.FlagSet) (*options, error) {
 	text := func(name string) string { v, _ := f.GetString(name); return v }
 	opts := &options{listen: text("listen"), grpc: text("grpc"), admin: text("admin"), metrics: text("metrics")}
-	opts.grpcKeys = agent.GRPCConfig{Cert: text("grpc-cert"), Key: text("grpc-key"), ClientCA: text("grpc-client-ca")}
+	opts.grpcKeys = control.Config{Cert: text("grpc-cert"), Key: text("grpc-key"), ClientCA: text("grpc-client-ca")}
 	opts.direct = direct.DefaultConfig()
 	opts.direct.Files = direct.Files{CA: text("grpc-ca"), Cert: text("grpc-client-cert"), Key: text("grpc-client-key")}
 	if err := opts.direct.Validate(); err != nil {
@@ -129,6 +136,12 @@ func readOptions(f *pflag.FlagSet) (*options, error) {
 			return nil, fmt.Errorf("--engine-api-key-file: %w", err)
 		}
 		opts.engineKey = strings.TrimSpace(string(key))
+	}
+	if f.Lookup("law") != nil {
+		var err error
+		if opts.law, err = scheduler.ParseLaw(text("law")); err != nil {
+			return nil, fmt.Errorf("--law %w", err)
+		}
 	}
 	if f.Lookup("slo-ttft") != nil {
 		return opts, opts.readDoor(f)

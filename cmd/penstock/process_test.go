@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"penstock/scheduler"
 	"penstock/vllm/vllmtest"
 )
 
@@ -53,7 +54,7 @@ func startProcess(t *testing.T, edit func(*options), engines ...string) *process
 	t.Helper()
 	opts := &options{
 		engines: engines, listen: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "127.0.0.1:0",
-		sloTTFT: 2 * time.Second, refuseLaw: "rate", grace: time.Second,
+		sloTTFT: 2 * time.Second, refuseLaw: "rate", law: scheduler.DefaultConfig().Law, grace: time.Second,
 	}
 	if edit != nil {
 		edit(opts)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -12,7 +13,7 @@ import (
 )
 
 func newSimCompare() *cobra.Command {
-	policy := "forecast"
+	policy, output := "forecast", "ratios"
 	cmd := &cobra.Command{
 		Use:   "compare FILE...",
 		Short: "Make ratios between policies of sim replay's JSON",
@@ -21,7 +22,7 @@ each other one: the geometric mean over workloads and profiles, the worst cell a
 targets penstock is held to, and the cells where it loses most.
 
 Ratios are in requests, in requests where the prompt's own prefill is not counted, and in tokens. Even-handed is the
-second, or tokens where the other policy lets long prompts in less often than short ones (worst quartile below 0.8 of the
+second, or tokens where one of the two lets long prompts in less often than short ones (worst quartile below 0.8 of the
 best): a gain bought by refusing long prompts is none. With rows of --all-settings the other policy has in each unit and
 cell its best setting, and as NAME-fixed the one setting that is best over all workloads and loads of a profile.`,
 		Args: cobra.MinimumNArgs(1),
@@ -41,12 +42,23 @@ cell its best setting, and as NAME-fixed the one setting that is best over all w
 				}
 				rows = append(rows, from.Rows...)
 			}
-			if err := report.Compare(cmd.OutOrStdout(), rows, policy); err != nil {
+			show := func(w io.Writer, rows []sim.Row) error { return report.Compare(w, rows, policy) }
+			switch output {
+			case "ratios":
+			case "table":
+				show, rows = report.Goodput, sim.Best(rows)
+			case "svg":
+				show, rows = report.SVG, sim.Best(rows)
+			default:
+				return usage("-o %q: want ratios, table or svg", output)
+			}
+			if err := show(cmd.OutOrStdout(), rows); err != nil {
 				return fmt.Errorf("cannot write: %w", err)
 			}
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&policy, "policy", policy, "the one to hold against the others")
+	cmd.Flags().StringVarP(&output, "output", "o", output, "ratios; or table, or svg: the goodput of each policy's best setting")
 	return cmd
 }

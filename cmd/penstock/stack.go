@@ -14,6 +14,8 @@ import (
 
 	"penstock/admin"
 	"penstock/agent"
+	"penstock/agent/control"
+	"penstock/agent/health"
 	"penstock/fleet"
 	"penstock/gateway"
 	queuememory "penstock/queue/memory"
@@ -31,7 +33,7 @@ type stack struct {
 	nodes   []string // names of agents
 	agents  []*agent.Agent
 	gateway *gateway.Gateway
-	grpc    *agent.GRPC
+	grpc    *control.Server
 	admin   *admin.Server
 	records *registrymemory.Registry
 	lanes   *queuememory.Queue
@@ -73,7 +75,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		cfg.Node = name
 		cfg.SetEngine(address)
 		cfg.LeaveAfter = 0 // a lane in memory costs nothing to leave: its requests go to the other engines at once
-		cfg.Engine.APIKey, cfg.Grace = opts.engineKey, opts.grace
+		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law = opts.engineKey, opts.grace, opts.law
 		node, err := agent.New(cfg, agent.Deps{
 			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows,
 			Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, metrics), Log: log,
@@ -94,8 +96,8 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.grpc, err = agent.NewGRPC(opts.grpcKeys, agent.GRPCDeps{
-		Agents: s.agents, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Width: bounds.Concurrency, Metrics: metrics, Log: log,
+	s.grpc, err = control.New(opts.grpcKeys, control.Deps{
+		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Width: bounds.Concurrency, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, usage("%w", err)
@@ -219,8 +221,17 @@ func (s *stack) rows() []fleet.Row {
 	return rows
 }
 
-func (s *stack) health() []agent.Health {
-	all := make([]agent.Health, len(s.agents))
+// spoken are agents as their gRPC face sees them.
+func spoken(agents []*agent.Agent) []control.Agent {
+	all := make([]control.Agent, len(agents))
+	for i, a := range agents {
+		all[i] = a
+	}
+	return all
+}
+
+func (s *stack) health() []health.Health {
+	all := make([]health.Health, len(s.agents))
 	for i, a := range s.agents {
 		all[i] = a.Health()
 	}

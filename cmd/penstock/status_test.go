@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"penstock/agent"
+	"penstock/agent/control"
 	penstockv1 "penstock/proto/penstock/v1"
 	"penstock/vllm/vllmtest"
 )
@@ -160,7 +160,7 @@ func TestStatusOverTLS(t *testing.T) {
 		return path
 	}
 	cert, keyFile := file("cert.pem", "CERTIFICATE", der), file("key.pem", "PRIVATE KEY", private)
-	p := startProcess(t, func(o *options) { o.grpcKeys = agent.GRPCConfig{Cert: cert, Key: keyFile, ClientCA: cert} }, vllmtest.Start(t).URL())
+	p := startProcess(t, func(o *options) { o.grpcKeys = control.Config{Cert: cert, Key: keyFile, ClientCA: cert} }, vllmtest.Start(t).URL())
 	for _, with := range [][]string{nil, {"--ca", cert}, {"--ca", cert, "--cert", cert, "--key", keyFile}} {
 		var out, problem bytes.Buffer
 		args := append([]string{"status", "--grpc", p.grpcListener.Addr().String()}, with...)

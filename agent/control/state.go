@@ -1,4 +1,4 @@
-package agent
+package control
 
 import (
 	"cmp"
@@ -13,11 +13,12 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"penstock/agent/health"
+	"penstock/agent/state"
 	"penstock/fleet"
 	penstockv1 "penstock/proto/penstock/v1"
 	"penstock/reason"
 	"penstock/registry"
-	"penstock/scheduler"
 )
 
 const (
@@ -28,21 +29,23 @@ const (
 	// gone, as in the directory.
 	goneAfter = 10 * time.Second
 	gone      = "gone" // the condition of such an engine
+	// storeWithin bounds a read of the store.
+	storeWithin = time.Second
 )
 
 // GetState answers with the engines of this process.
-func (g service) GetState(_ context.Context, r *penstockv1.GetStateRequest) (*penstockv1.GetStateResponse, error) {
-	engines, err := g.engines(time.Now(), r.GetNode())
+func (s service) GetState(_ context.Context, r *penstockv1.GetStateRequest) (*penstockv1.GetStateResponse, error) {
+	engines, err := s.engines(time.Now(), r.GetNode())
 	return &penstockv1.GetStateResponse{Engines: engines}, err
 }
 
 // WatchState looks every watchGap and sends what changed. What a slow reader has not
 // taken yet is not more than grpc's window, 64 KiB; then nothing is read for it.
-func (g service) WatchState(r *penstockv1.WatchStateRequest, stream penstockv1.AgentService_WatchStateServer) error {
+func (s service) WatchState(r *penstockv1.WatchStateRequest, stream penstockv1.AgentService_WatchStateServer) error {
 	var said []*penstockv1.EngineState
 	var at time.Time
-	return g.watch(stream.Context(), watchGap, func(now time.Time) error {
-		engines, err := g.engines(now, r.GetNode())
+	return s.watch(stream.Context(), watchGap, func(now time.Time) error {
+		engines, err := s.engines(now, r.GetNode())
 		if err != nil {
 			return err
 		}
@@ -67,12 +70,12 @@ func same(a, b *penstockv1.EngineState) bool {
 }
 
 // watch calls f at once and then every gap until the caller, f or Serve ends.
-func (g *GRPC) watch(ctx context.Context, gap time.Duration, f func(now time.Time) error) error {
-	if g.watchers.Add(1) > maxWatchers {
-		g.watchers.Add(-1)
+func (s *Server) watch(ctx context.Context, gap time.Duration, f func(now time.Time) error) error {
+	if s.watchers.Add(1) > maxWatchers {
+		s.watchers.Add(-1)
 		return status.Errorf(codes.ResourceExhausted, "%d streams are open already", maxWatchers)
 	}
-	defer g.watchers.Add(-1)
+	defer s.watchers.Add(-1)
 	tick := time.NewTicker(gap)
 	defer tick.Stop()
 	for {
@@ -81,7 +84,7 @@ func (g *GRPC) watch(ctx context.Context, gap time.Duration, f func(now time.Tim
 		}
 		select {
 		case <-tick.C:
-		case <-g.ended:
+		case <-s.ended:
 			return status.Error(codes.Unavailable, "shutting down")
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
@@ -90,26 +93,27 @@ func (g *GRPC) watch(ctx context.Context, gap time.Duration, f func(now time.Tim
 }
 
 // engines are those of this process; node "" is all of them.
-func (g *GRPC) engines(now time.Time, node string) ([]*penstockv1.EngineState, error) {
-	agents := g.deps.Agents
+func (s *Server) engines(now time.Time, node string) ([]*penstockv1.EngineState, error) {
+	agents := s.deps.Agents
 	if node != "" {
-		a, err := g.named(node)
+		a, err := s.named(now, node)
 		if err != nil {
 			return nil, err
 		}
-		agents = []*Agent{a}
+		agents = []Agent{a}
 	}
 	all := make([]*penstockv1.EngineState, len(agents))
 	for i, a := range agents {
-		all[i] = a.engineState(now)
+		of := a.State(now)
+		all[i] = engineState(&of)
 	}
 	return all, nil
 }
 
 // Cluster joins three sources, the later over the earlier: the engine directory, the
 // rows of peers, this process.
-func (g service) Cluster(ctx context.Context, _ *penstockv1.ClusterRequest) (*penstockv1.ClusterResponse, error) {
-	engines, problem := g.cluster(ctx)
+func (s service) Cluster(ctx context.Context, _ *penstockv1.ClusterRequest) (*penstockv1.ClusterResponse, error) {
+	engines, problem := s.cluster(ctx)
 	answer := &penstockv1.ClusterResponse{Engines: engines}
 	if problem != nil {
 		answer.Problem = problem.Error()
@@ -117,17 +121,16 @@ func (g service) Cluster(ctx context.Context, _ *penstockv1.ClusterRequest) (*pe
 	return answer, nil
 }
 
-func (g *GRPC) cluster(ctx context.Context) ([]*penstockv1.EngineState, error) {
-	first := g.deps.Agents[0]
-	call, cancel := context.WithTimeout(ctx, first.cfg.StoreTimeout)
+func (s *Server) cluster(ctx context.Context) ([]*penstockv1.EngineState, error) {
+	call, cancel := context.WithTimeout(ctx, storeWithin)
 	defer cancel()
-	listed, problem := first.deps.Directory.Engines(call)
+	listed, problem := s.deps.Engines(call)
 	now := time.Now()                                              // after the call, which may take as long as a row counts
 	known := make(map[uint64]*penstockv1.EngineState, len(listed)) // by the identity that rows have
 	for i := range listed {
 		known[fleet.ID(listed[i].Node)] = listedState(now, &listed[i])
 	}
-	rows := first.deps.Peers()
+	rows := s.deps.Peers()
 	for i := range rows {
 		row := &rows[i]
 		if known[row.Engine] == nil { // then its models are not known by name
@@ -135,8 +138,9 @@ func (g *GRPC) cluster(ctx context.Context) ([]*penstockv1.EngineState, error) {
 		}
 		fromRow(known[row.Engine], now, row)
 	}
-	for _, a := range g.deps.Agents {
-		known[fleet.ID(a.cfg.Node)] = a.engineState(now)
+	for _, a := range s.deps.Agents {
+		of := a.State(now)
+		known[fleet.ID(of.Node)] = engineState(&of)
 	}
 	return slices.SortedFunc(maps.Values(known), func(a, b *penstockv1.EngineState) int { return cmp.Compare(a.Node, b.Node) }), problem
 }
@@ -175,16 +179,15 @@ func hear(s *penstockv1.EngineState, now, at time.Time, condition reason.Reason,
 	case condition != reason.OK:
 		s.Why = cmp.Or(why, condition.String())
 	}
-	s.Gate, s.Ready = s.Condition, usable(condition) && s.Condition != gone
+	s.Gate, s.Ready = s.Condition, health.Usable(condition) && s.Condition != gone
 }
 
 // engineState is the engine as its own agent sees it.
-func (a *Agent) engineState(now time.Time) *penstockv1.EngineState {
-	s := a.state(now, 0)
+func engineState(s *state.State) *penstockv1.EngineState {
 	v := &s.View
 	out := &penstockv1.EngineState{
-		Node: s.Node, Models: s.Models, Pool: s.Pool, Grpc: a.cfg.GRPC, Local: true,
-		Condition: s.Condition, Gate: s.Gate, Why: s.Why, Ready: s.Ready && len(s.Models) > 0,
+		Node: s.Node, Models: s.Models, Pool: s.Pool, Grpc: s.GRPC, Local: true,
+		Condition: s.Condition, Gate: s.Gate, Why: cmp.Or(s.Shut, s.Why), Ready: s.Ready && len(s.Models) > 0,
 		SampleAgeSeconds: v.SampleAge.Seconds(), KvUsage: v.KV, RunningRequests: count(v.Running), WaitingRequests: count(v.Waiting),
 		StepSeconds: v.StepTime.Seconds(), FirstTokenSeconds: v.FirstToken.Seconds(),
 		StartSeconds: v.Start.Seconds(), DrainTokensPerSecond: v.DrainRate, PrefillTokensPerSecond: v.Prefill, KvTokens: count(v.KVTokens),
@@ -193,38 +196,9 @@ func (a *Agent) engineState(now time.Time) *penstockv1.EngineState {
 	}
 	if v.Gate == reason.OK {
 		out.FreeTokens = count(v.Freeness)
-	} else if usable(v.Condition) {
-		out.Why = gateText(v, &a.cfg.Scheduler)
 	}
 	return out
 }
-
-// gateText says with the figures what closes the gate of a usable engine.
-func gateText(v *scheduler.View, cfg *scheduler.Config) string {
-	waiting := max(v.Waiting, v.PendingSeq)
-	switch v.Gate {
-	case reason.KVHigh:
-		if v.KV < cfg.KVStop { // closed before, and not open again yet
-			return fmt.Sprintf("kv %s, open again below %s", percent(v.KV), percent(cfg.KVReopen))
-		}
-		return fmt.Sprintf("kv %s >= %s", percent(v.KV), percent(cfg.KVStop))
-	case reason.KVBand:
-		return fmt.Sprintf("kv %s >= %s", percent(v.KV), percent(cfg.KVStart))
-	case reason.KVCredit:
-		return fmt.Sprintf("kv %s and %d tokens started that do not show yet", percent(v.KV), v.Credit)
-	case reason.WaitingHigh:
-		return fmt.Sprintf("%d waiting in the engine >= %d", waiting, cfg.WaitMax)
-	case reason.WaitingSome:
-		return fmt.Sprintf("%d waiting in the engine >= %d", waiting, cfg.WaitSome)
-	case reason.PrefillBusy:
-		return fmt.Sprintf("%d prompt tokens before their first token", v.Pending)
-	case reason.Cold:
-		return "its speed is not known yet"
-	}
-	return v.Gate.String()
-}
-
-func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
 
 // count is n as a message's count.
 func count(n int) int32 { return int32(max(min(n, math.MaxInt32), math.MinInt32)) }

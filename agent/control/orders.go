@@ -1,7 +1,8 @@
-package agent
+package control
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -11,27 +12,26 @@ import (
 
 // Abort stops a request on every agent of this process. The record's cancel is the
 // truth; this one is faster.
-func (g service) Abort(_ context.Context, r *penstockv1.AbortRequest) (*penstockv1.AbortResponse, error) {
+func (s service) Abort(_ context.Context, r *penstockv1.AbortRequest) (*penstockv1.AbortResponse, error) {
 	if r.GetId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "id is empty: say which request")
 	}
 	found := false
-	for _, a := range g.deps.Agents {
-		found = a.core.runsHere(r.GetId()) || found
-		a.Cancel(r.GetId(), r.GetAttempt())
+	for _, a := range s.deps.Agents {
+		found = a.Cancel(r.GetId(), r.GetAttempt()) || found
 	}
 	if found {
-		g.running.Inc()
+		s.running.Inc()
 	} else {
-		g.unknown.Inc()
+		s.unknown.Inc()
 	}
-	g.log.Debug("abort by grpc", "id", r.GetId(), "attempt", r.GetAttempt(), "running", found)
+	s.log.Debug("abort by grpc", "id", r.GetId(), "attempt", r.GetAttempt(), "running", found)
 	return &penstockv1.AbortResponse{Running: found}, nil
 }
 
 // Drain makes one agent take no more work.
-func (g service) Drain(_ context.Context, r *penstockv1.DrainRequest) (*penstockv1.DrainResponse, error) {
-	a, err := g.named(r.GetNode())
+func (s service) Drain(_ context.Context, r *penstockv1.DrainRequest) (*penstockv1.DrainResponse, error) {
+	a, err := s.named(time.Now(), r.GetNode())
 	if err != nil {
 		return nil, err
 	}
@@ -39,8 +39,8 @@ func (g service) Drain(_ context.Context, r *penstockv1.DrainRequest) (*penstock
 }
 
 // Resume ends the drain of one agent.
-func (g service) Resume(_ context.Context, r *penstockv1.ResumeRequest) (*penstockv1.ResumeResponse, error) {
-	a, err := g.named(r.GetNode())
+func (s service) Resume(_ context.Context, r *penstockv1.ResumeRequest) (*penstockv1.ResumeResponse, error) {
+	a, err := s.named(time.Now(), r.GetNode())
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package agent
+package control
 
 import (
 	"context"
@@ -93,7 +93,7 @@ func (c *eitherCredentials) ServerHandshake(conn net.Conn) (net.Conn, credential
 }
 
 func (c *eitherCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("agent: credentials of a server")
+	return nil, nil, errors.New("control: credentials of a server")
 }
 
 func (c *eitherCredentials) Info() credentials.ProtocolInfo { return c.tls.Info() }
@@ -122,7 +122,7 @@ func (c *begunConn) Read(p []byte) (int, error) {
 // keyFiles are the server's certificate and the client CA, read again at the first
 // handshake after a file changed. Files that cannot be read leave the old ones in use.
 type keyFiles struct {
-	cfg GRPCConfig
+	cfg Config
 	log *slog.Logger
 
 	mu      sync.Mutex // guards all below
@@ -130,7 +130,7 @@ type keyFiles struct {
 	current *tls.Config
 }
 
-func newKeyFiles(cfg GRPCConfig, log *slog.Logger) (*keyFiles, error) {
+func newKeyFiles(cfg Config, log *slog.Logger) (*keyFiles, error) {
 	k := &keyFiles{cfg: cfg, log: log, stamp: stampOf(cfg)}
 	var err error
 	k.current, err = k.read()
@@ -158,7 +158,7 @@ func (k *keyFiles) config(*tls.ClientHelloInfo) (*tls.Config, error) {
 func (k *keyFiles) read() (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(k.cfg.Cert, k.cfg.Key)
 	if err != nil {
-		return nil, fmt.Errorf("agent: certificate %s, key %s: %w", k.cfg.Cert, k.cfg.Key, err)
+		return nil, fmt.Errorf("control: certificate %s, key %s: %w", k.cfg.Cert, k.cfg.Key, err)
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}
 	if k.cfg.ClientCA == "" {
@@ -166,17 +166,17 @@ func (k *keyFiles) read() (*tls.Config, error) {
 	}
 	authority, err := os.ReadFile(k.cfg.ClientCA)
 	if err != nil {
-		return nil, fmt.Errorf("agent: client CA: %w", err)
+		return nil, fmt.Errorf("control: client CA: %w", err)
 	}
 	c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.VerifyClientCertIfGiven
 	if !c.ClientCAs.AppendCertsFromPEM(authority) {
-		return nil, fmt.Errorf("agent: client CA %s holds no certificate in PEM", k.cfg.ClientCA)
+		return nil, fmt.Errorf("control: client CA %s holds no certificate in PEM", k.cfg.ClientCA)
 	}
 	return c, nil
 }
 
 // stampOf changes when a file does.
-func stampOf(cfg GRPCConfig) (stamp string) {
+func stampOf(cfg Config) (stamp string) {
 	for _, path := range []string{cfg.Cert, cfg.Key, cfg.ClientCA} {
 		if info, err := os.Stat(path); err == nil {
 			stamp += fmt.Sprint(info.ModTime().UnixNano(), info.Size(), " ")

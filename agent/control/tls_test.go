@@ -1,4 +1,4 @@
-package agent
+package control
 
 import (
 	"context"
@@ -98,9 +98,8 @@ func write(t *testing.T, path string, content []byte, at time.Time) {
 // certificate are refused, new files are used without a restart and bad ones not.
 func TestGRPCCertificates(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
 	dir := t.TempDir()
-	cfg := GRPCConfig{Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key"), ClientCA: filepath.Join(dir, "ca")}
+	cfg := Config{Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key"), ClientCA: filepath.Join(dir, "ca")}
 	servers, clients, stranger := newAuthority(t, "servers"), newAuthority(t, "clients"), newAuthority(t, "stranger")
 	begin := time.Now().Add(-time.Minute)
 	renew := func(by *authority, at time.Time) {
@@ -110,7 +109,7 @@ func TestGRPCCertificates(t *testing.T) {
 	}
 	renew(servers, begin)
 	write(t, cfg.ClientCA, clients.pem(), begin)
-	d := serve(t, cfg, n)
+	d := serve(t, cfg, newFake("node-1"))
 	ask := func(creds ...credentials.TransportCredentials) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -134,7 +133,7 @@ func TestGRPCCertificates(t *testing.T) {
 	expect("old authority", codes.Unavailable, "unknown authority", servers.client(clients))
 	write(t, cfg.Cert, []byte("half a file"), begin.Add(2*time.Second))
 	expect("bad file", codes.OK, "", stranger.client(clients))
-	if !strings.Contains(n.logs.String(), "the old ones stay") {
+	if !strings.Contains(d.logs.String(), "the old ones stay") {
 		t.Error("a bad file is not logged")
 	}
 	renew(servers, begin.Add(3*time.Second))
@@ -143,14 +142,14 @@ func TestGRPCCertificates(t *testing.T) {
 	expect("old client", codes.Unavailable, "", servers.client(clients))
 }
 
-func TestGRPCConfigNamesTheFix(t *testing.T) {
+func TestConfigNamesTheFix(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "cert.pem")
-	for want, cfg := range map[string]GRPCConfig{
+	for want, cfg := range map[string]Config{
 		"set both or neither": {Cert: "c"},
 		"set Cert and Key":    {ClientCA: "ca"},
 		"no such file":        {Cert: missing, Key: missing},
 	} {
-		_, err := NewGRPC(cfg, GRPCDeps{})
+		_, err := New(cfg, Deps{})
 		if cfg.Cert == missing {
 			_, err = newKeyFiles(cfg, nil)
 		}

@@ -1,4 +1,4 @@
-package agent
+package control
 
 import (
 	"slices"
@@ -15,8 +15,7 @@ import (
 // TestORCA: any interval down to 100 ms, and figures a balancer can use.
 func TestORCA(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).run()
-	conn := serve(t, GRPCConfig{}, n).dial()
+	conn := serve(t, Config{}, newFake("node-1").up()).dial()
 	stream, err := conn.NewStream(t.Context(), &orcaService.Streams[0], "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
 	check(t, err)
 	check(t, stream.SendMsg(&penstockv1.OrcaLoadReportRequest{ReportInterval: durationpb.New(time.Millisecond)}))

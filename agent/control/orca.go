@@ -1,4 +1,4 @@
-package agent
+package control
 
 import (
 	"time"
@@ -25,7 +25,7 @@ var orcaService = grpc.ServiceDesc{
 }
 
 func streamLoad(server any, stream grpc.ServerStream) error {
-	g := server.(*GRPC)
+	s := server.(*Server)
 	r := new(penstockv1.OrcaLoadReportRequest)
 	if err := stream.RecvMsg(r); err != nil {
 		return err
@@ -34,23 +34,24 @@ func streamLoad(server any, stream grpc.ServerStream) error {
 	if asked := r.GetReportInterval(); asked != nil {
 		gap = max(asked.AsDuration(), orcaGap)
 	}
-	return g.watch(stream.Context(), gap, func(now time.Time) error { return stream.SendMsg(g.load(now)) })
+	return s.watch(stream.Context(), gap, func(now time.Time) error { return stream.SendMsg(s.load(now)) })
 }
 
 // load is the mean over the engines of this process. application_utilization is the
 // share of what may be started that is taken, 1 where nothing may start.
-func (g *GRPC) load(now time.Time) *penstockv1.OrcaLoadReport {
+func (s *Server) load(now time.Time) *penstockv1.OrcaLoadReport {
 	var taken, kv, age float64
 	var running, waiting int
-	for _, a := range g.deps.Agents {
-		v := a.view(now)
-		taken += pressure(v.Gate, v.KV, v.Freeness, int(a.cfg.Scheduler.KVStart*float64(v.KVTokens)))
+	for _, a := range s.deps.Agents {
+		of := a.State(now)
+		v := &of.View
+		taken += pressure(v.Gate, v.KV, v.Freeness, of.Startable)
 		kv += v.KV
 		running += v.Running
 		waiting += v.Waiting
 		age = max(age, v.SampleAge.Seconds())
 	}
-	n := float64(len(g.deps.Agents))
+	n := float64(len(s.deps.Agents))
 	return &penstockv1.OrcaLoadReport{
 		ApplicationUtilization: taken / n,
 		NamedMetrics:           map[string]float64{"kv": kv / n, "running": float64(running), "waiting": float64(waiting), "age": age},

@@ -1,11 +1,14 @@
-package agent
+package control
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -20,42 +24,150 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"penstock/agent/state"
 	"penstock/fleet"
 	penstockv1 "penstock/proto/penstock/v1"
 	"penstock/reason"
 	"penstock/registry"
-	"penstock/response"
 	"penstock/scheduler"
 )
 
-// door is a GRPC server under test.
-type door struct {
-	t    *testing.T
-	grpc *GRPC
-	addr string
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 10 * time.Second // for a condition that a test waits for
+
+// fake is an agent whose state the test sets.
+type fake struct {
+	mu     sync.Mutex // guards all below
+	state  state.State
+	runs   map[string]state.Run
+	listen []func()
+	ending bool
 }
 
-// serve runs a server for nodes until the test ends.
-func serve(t *testing.T, cfg GRPCConfig, nodes ...*node) *door {
-	t.Helper()
-	deps := GRPCDeps{Lookup: nodes[0].reg.Lookup, Backlog: nodes[0].reg.Backlog, Width: 2, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.NewTextHandler(nodes[0].logs, nil))}
-	for _, n := range nodes {
-		deps.Agents = append(deps.Agents, n.agent)
+// newFake has not seen its engine yet.
+func newFake(node string) *fake {
+	return &fake{runs: map[string]state.Run{}, state: state.State{Node: node, Condition: "starting", Gate: "starting", Why: "starting"}}
+}
+
+// up is ready and serves model q.
+func (f *fake) up() *fake {
+	f.set(func(f *fake) {
+		f.state.Ready, f.state.Models, f.state.Condition, f.state.Gate, f.state.Why = true, []string{"q"}, "ok", "ok", ""
+		f.state.View = scheduler.View{Condition: reason.OK, Gate: reason.OK, KVTokens: 1000, Freeness: 400}
+		f.state.Startable = 800
+	})
+	return f
+}
+
+func (f *fake) set(change func(*fake)) {
+	f.mu.Lock()
+	change(f)
+	listen := f.listen
+	f.mu.Unlock()
+	for _, tell := range listen {
+		tell()
 	}
-	g, err := NewGRPC(cfg, deps)
+}
+
+func (f *fake) State(time.Time) state.State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.state
+	s.Running = len(f.runs)
+	return s
+}
+
+func (f *fake) Attempt(_ time.Time, id string) (state.Run, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	run, ok := f.runs[id]
+	return run, ok
+}
+
+func (f *fake) Listen(tell func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listen = append(f.listen, tell)
+}
+
+func (f *fake) Cancel(id, _ string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.runs[id]
+	delete(f.runs, id)
+	return ok
+}
+
+func (f *fake) Pause() (running int) {
+	f.set(func(f *fake) {
+		f.state.Draining, f.state.Ready, f.state.Condition = true, false, "draining"
+		running = len(f.runs)
+	})
+	return running
+}
+
+func (f *fake) Resume() (was bool, err error) {
+	f.mu.Lock()
+	was = f.state.Draining
+	ending := f.ending
+	f.mu.Unlock()
+	if ending {
+		return false, errors.New("it is shutting down")
+	}
+	if was {
+		f.up()
+		f.set(func(f *fake) { f.state.Draining = false })
+	}
+	return was, nil
+}
+
+// door is a Server under test, and the store it asks.
+type door struct {
+	t    *testing.T
+	grpc *Server
+	addr string
+	logs *syncBuffer
+
+	engines []registry.Engine
+	rows    []fleet.Row
+	backlog []registry.Backlog
+	record  registry.Record
+}
+
+// wire makes a server for agents; it does not serve yet.
+func wire(t *testing.T, cfg Config, agents ...Agent) *door {
+	t.Helper()
+	d := &door{t: t, logs: &syncBuffer{}}
+	var err error
+	d.grpc, err = New(cfg, Deps{
+		Agents: agents, Width: 2, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.NewTextHandler(d.logs, nil)),
+		Engines: func(context.Context) ([]registry.Engine, error) { return d.engines, nil },
+		Peers:   func() []fleet.Row { return d.rows },
+		Lookup:  func(context.Context, string) (registry.Record, error) { return d.record, nil },
+		Backlog: func(time.Time) []registry.Backlog { return d.backlog },
+	})
 	check(t, err)
+	return d
+}
+
+// serve runs a server for agents until the test ends.
+func serve(t *testing.T, cfg Config, agents ...Agent) *door {
+	t.Helper()
+	d := wire(t, cfg, agents...)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check(t, err)
+	d.addr = l.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- g.Serve(ctx, l) }()
+	go func() { served <- d.grpc.Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {
 			t.Errorf("Serve: got %v, want nil", err)
 		}
 	})
-	return &door{t: t, grpc: g, addr: l.Addr().String()}
+	return d
 }
 
 // dial connects in plain text, or as creds say.
@@ -70,9 +182,8 @@ func (d *door) dial(creds ...credentials.TransportCredentials) *grpc.ClientConn 
 // TestGRPCHealth: readiness, models and liveness, as the agents change.
 func TestGRPCHealth(t *testing.T) {
 	t.Parallel()
-	up, down := newNode(t), newNode(t, func(c *Config) { c.Node = "node-2" })
-	down.vllm.Stop()
-	d := serve(t, GRPCConfig{}, up, down)
+	one, two := newFake("node-1"), newFake("node-2")
+	d := serve(t, Config{}, one, two)
 	client := healthpb.NewHealthClient(d.dial())
 	status := func(service string) string {
 		r, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
@@ -97,25 +208,32 @@ func TestGRPCHealth(t *testing.T) {
 		}
 	}
 	next(healthpb.HealthCheckResponse_NOT_SERVING)
-	up.run()
+	one.up()
 	next(healthpb.HealthCheckResponse_SERVING)
 	if got := status("q"); got != "SERVING" {
 		t.Errorf("Check(q): got %s, want SERVING", got)
 	}
-	up.stop()
+	one.Pause()
 	next(healthpb.HealthCheckResponse_NOT_SERVING)
 	if got := status("q"); got != "NOT_SERVING" {
 		t.Errorf("Check(q) while draining: got %s, want NOT_SERVING", got)
+	}
+	two.up()
+	next(healthpb.HealthCheckResponse_SERVING)
+	d.grpc.Drain()
+	next(healthpb.HealthCheckResponse_NOT_SERVING)
+	if got := status(Liveness); got != "SERVING" {
+		t.Errorf("Check(liveness) of a process that ends: got %s, want SERVING", got)
 	}
 }
 
 // TestGRPCState: one engine from start to drain and back, as a watcher sees it.
 func TestGRPCState(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	d := serve(t, GRPCConfig{}, n)
+	f := newFake("node-1")
+	d := serve(t, Config{}, f)
 	client := penstockv1.NewAgentServiceClient(d.dial())
-	state := func() *penstockv1.EngineState {
+	get := func() *penstockv1.EngineState {
 		t.Helper()
 		r, err := client.GetState(t.Context(), &penstockv1.GetStateRequest{})
 		check(t, err)
@@ -124,7 +242,7 @@ func TestGRPCState(t *testing.T) {
 		}
 		return r.Engines[0]
 	}
-	if s := state(); s.Condition != "starting" || s.Ready || s.Why == "" {
+	if s := get(); s.Condition != "starting" || s.Ready || s.Why == "" {
 		t.Errorf("before the first sample: got %v, want starting, and why", s)
 	}
 	watch, err := client.WatchState(t.Context(), &penstockv1.WatchStateRequest{Node: "node-1"})
@@ -139,14 +257,21 @@ func TestGRPCState(t *testing.T) {
 			}
 		}
 	}
-	n.run()
-	until("ready", func(s *penstockv1.EngineState) bool { return s.Ready && s.Gate == "ok" && s.FreeTokens > 0 })
-	if s := state(); s.Condition != "ok" || s.Why != "" || s.KvTokens == 0 || !slices.Equal(s.Models, []string{"q"}) || !s.Local {
+	f.up()
+	until("ready", func(s *penstockv1.EngineState) bool { return s.Ready && s.Gate == "ok" && s.FreeTokens == 400 })
+	if s := get(); s.Condition != "ok" || s.Why != "" || s.KvTokens != 1000 || !slices.Equal(s.Models, []string{"q"}) || !s.Local {
 		t.Errorf("ready: got %v", s)
 	}
-	m := n.send(n.message(4000))
-	n.event(m.ID, func(e response.Event) bool { return e.Kind == response.First })
-	until("running", func(s *penstockv1.EngineState) bool { return s.InflightRequests == 1 && s.LedgerTokens > 10 })
+	f.set(func(f *fake) {
+		f.state.Gate, f.state.View.Gate, f.state.Shut = "kv_high", reason.KVHigh, "kv 94 % >= 92 %"
+	})
+	until("full", func(s *penstockv1.EngineState) bool {
+		return s.Why == "kv 94 % >= 92 %" && s.Ready && s.FreeTokens == 0
+	})
+	f.up()
+	const id = "0123456789abcdef0123456789abcdef"
+	f.set(func(f *fake) { f.runs[id] = state.Run{ID: id, Attempt: "a1", Age: 3, Silent: 1, Relayed: true} })
+	until("running", func(s *penstockv1.EngineState) bool { return s.InflightRequests == 1 })
 
 	drained, err := client.Drain(t.Context(), &penstockv1.DrainRequest{})
 	check(t, err)
@@ -155,22 +280,20 @@ func TestGRPCState(t *testing.T) {
 	}
 	until("draining", func(s *penstockv1.EngineState) bool { return s.Condition == "draining" && !s.Ready })
 
-	request, err := client.GetRequest(t.Context(), &penstockv1.GetRequestRequest{Id: m.ID})
+	d.record = registry.Record{State: registry.Streaming, Owner: "node-1", Attempt: "a1", Tries: 1, Model: "q"}
+	request, err := client.GetRequest(t.Context(), &penstockv1.GetRequestRequest{Id: id})
 	check(t, err)
-	if r := request; r.State != "streaming" || r.Owner != "node-1" || r.Attempt == "" || r.Tries != 1 || r.Run == nil || !r.Run.First || r.Run.Attempt != r.Attempt || r.Model != "q" {
+	if r := request; r.State != "streaming" || r.Owner != "node-1" || r.Tries != 1 || r.Run == nil || !r.Run.First || r.Run.Attempt != r.Attempt || r.Run.SilentSeconds != 1 || r.Model != "q" {
 		t.Errorf("GetRequest: got %v", r)
 	}
 	for _, found := range []bool{true, false} {
-		aborted, err := client.Abort(t.Context(), &penstockv1.AbortRequest{Id: m.ID})
+		aborted, err := client.Abort(t.Context(), &penstockv1.AbortRequest{Id: id})
 		check(t, err)
 		if aborted.Running != found {
 			t.Errorf("Abort: got %v, want running %v", aborted, found)
 		}
-		if e := n.outcome(m.ID); e.Reason != reason.Aborted {
-			t.Errorf("aborted request: got %+v", e)
-		}
-		until("nothing runs", func(s *penstockv1.EngineState) bool { return s.InflightRequests == 0 })
 	}
+	until("nothing runs", func(s *penstockv1.EngineState) bool { return s.InflightRequests == 0 })
 	if running, unknown := testutil.ToFloat64(d.grpc.running), testutil.ToFloat64(d.grpc.unknown); running != 1 || unknown != 1 {
 		t.Errorf("aborts counted: got %v running, %v unknown, want 1 each", running, unknown)
 	}
@@ -180,8 +303,9 @@ func TestGRPCState(t *testing.T) {
 		t.Error("Resume: got no drain, want one")
 	}
 	until("ready again", func(s *penstockv1.EngineState) bool { return s.Ready && s.Condition == "ok" })
-	if e := n.outcome(n.send(n.message(4)).ID); e.Kind != response.Done {
-		t.Errorf("request after the drain: got %+v, want done", e)
+	f.set(func(f *fake) { f.ending = true })
+	if _, err := client.Resume(t.Context(), &penstockv1.ResumeRequest{}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("Resume of one that ends: got %v, want failed precondition", err)
 	}
 }
 
@@ -207,13 +331,12 @@ func (s *slow) Send(r *penstockv1.WatchStateResponse) error {
 // slow the newest.
 func TestWatchState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newStage(t).run()
-		g, err := NewGRPC(GRPCConfig{}, GRPCDeps{Agents: []*Agent{n.agent}, Lookup: n.reg.Lookup, Backlog: n.reg.Backlog, Metrics: prometheus.NewRegistry(), Log: n.agent.log})
-		check(t, err)
+		f := newFake("node-1").up()
+		g := wire(t, Config{}, f).grpc
 		ctx, cancel := context.WithCancel(t.Context())
 		stream := &slow{ctx: ctx, out: make(chan *penstockv1.EngineState)}
 		done := make(chan error, 1)
-		go func() { done <- service{GRPC: g}.WatchState(&penstockv1.WatchStateRequest{}, stream) }()
+		go func() { done <- service{Server: g}.WatchState(&penstockv1.WatchStateRequest{}, stream) }()
 		updates := func(within time.Duration) (n int) {
 			limit := time.After(within)
 			for {
@@ -232,7 +355,7 @@ func TestWatchState(t *testing.T) {
 		changing, stop := context.WithCancel(ctx)
 		go func() {
 			for i := 0; changing.Err() == nil; i++ {
-				n.fake.set(func(f *fakeEngine) { f.sample.Running = i % 100 })
+				f.set(func(f *fake) { f.state.View.Running = i % 100 })
 				time.Sleep(7 * time.Millisecond)
 			}
 		}()
@@ -240,7 +363,7 @@ func TestWatchState(t *testing.T) {
 			t.Errorf("changing: got %d updates in 10 s, want at most 200", got)
 		}
 		stop()
-		n.fake.set(func(f *fakeEngine) { f.sample.Running = 7 })
+		f.set(func(f *fake) { f.state.View.Running = 7 })
 		time.Sleep(3 * time.Second)
 		<-stream.out // was on its way
 		if got := <-stream.out; got.RunningRequests != 7 {
@@ -256,8 +379,7 @@ func TestWatchState(t *testing.T) {
 // TestGRPCRefuses: bad input gets a code and a text, not a guess.
 func TestGRPCRefuses(t *testing.T) {
 	t.Parallel()
-	n, other := newNode(t), newNode(t, func(c *Config) { c.Node = "node-2" })
-	client := penstockv1.NewAgentServiceClient(serve(t, GRPCConfig{}, n, other).dial())
+	client := penstockv1.NewAgentServiceClient(serve(t, Config{}, newFake("node-1"), newFake("node-2")).dial())
 	for _, tc := range []struct {
 		name string
 		call func(context.Context) error
@@ -297,24 +419,21 @@ func TestGRPCRefuses(t *testing.T) {
 // TestGRPCCluster: the directory's entries, newer rows of peers, and this process.
 func TestGRPCCluster(t *testing.T) {
 	now := time.Now()
-	n := newNode(t)
-	rows := []fleet.Row{
+	d := wire(t, Config{}, newFake("node-1"))
+	d.rows = []fleet.Row{
 		{Engine: fleet.ID("b"), Node: "b", State: reason.OK, Running: 7, KV: 0.5, Freeness: 100, At: now},
 		{Engine: fleet.ID("c"), Node: "c", State: reason.Blind, At: now.Add(-20 * time.Second)},
 		{Engine: fleet.ID("d"), Node: "d", State: reason.Stuck, At: now.Add(-time.Second)},
 		{Engine: fleet.ID("e"), Node: "e", State: reason.Asleep, At: now},
 		{Engine: fleet.ID("f"), Node: "f", State: reason.Stuck, At: now},
 	}
-	n.agent.deps.Peers = func() []fleet.Row { return rows }
 	for _, name := range []string{"a", "b", "e", "f"} {
-		check(t, n.reg.PutEngine(t.Context(), registry.Engine{
-			Node: name, GRPC: name + ":1", Models: []string{"q"}, State: reason.Asleep, Since: now.Add(-12 * time.Second), Cause: "paused",
-		}))
+		d.engines = append(d.engines, registry.Engine{
+			Node: name, GRPC: name + ":1", Models: []string{"q"}, State: reason.Asleep, Since: now.Add(-12 * time.Second), Cause: "paused", Seen: now,
+		})
 	}
-	g, err := NewGRPC(GRPCConfig{}, GRPCDeps{Agents: []*Agent{n.agent}, Lookup: n.reg.Lookup, Backlog: n.reg.Backlog, Metrics: prometheus.NewRegistry(), Log: n.agent.log})
-	check(t, err)
-	n.agent.deps.Directory = aged{n.reg, "old", now.Add(-30 * time.Second)}
-	engines, err := g.cluster(t.Context())
+	d.engines = append(d.engines, registry.Engine{Node: "old", State: reason.OK, Seen: now.Add(-30 * time.Second)})
+	engines, err := d.grpc.cluster(t.Context())
 	check(t, err)
 	var got []string
 	for _, s := range engines {
@@ -330,37 +449,6 @@ func TestGRPCCluster(t *testing.T) {
 	}
 	if b := engines[1]; b.RunningRequests != 7 || !b.Ready || b.FreeTokens != 100 || !slices.Equal(b.Models, []string{"q"}) {
 		t.Errorf("b: got %v, want the row's figures and the directory's models", b)
-	}
-}
-
-// aged is a directory with one more engine, seen long ago.
-type aged struct {
-	registry.Directory
-	node string
-	seen time.Time
-}
-
-func (d aged) Engines(ctx context.Context) ([]registry.Engine, error) {
-	list, err := d.Directory.Engines(ctx)
-	return append(list, registry.Engine{Node: d.node, State: reason.OK, Seen: d.seen}), err
-}
-
-func TestGateText(t *testing.T) {
-	cfg := scheduler.DefaultConfig()
-	for want, v := range map[string]scheduler.View{
-		"kv 94 % >= 92 %":                                   {Gate: reason.KVHigh, KV: 0.94},
-		"kv 85 %, open again below 75 %":                    {Gate: reason.KVHigh, KV: 0.85},
-		"kv 81 % >= 80 %":                                   {Gate: reason.KVBand, KV: 0.81},
-		"kv 60 % and 5 tokens started that do not show yet": {Gate: reason.KVCredit, KV: 0.6, Credit: 5},
-		"24 waiting in the engine >= 20":                    {Gate: reason.WaitingHigh, Waiting: 3, PendingSeq: 24},
-		"6 waiting in the engine >= 5":                      {Gate: reason.WaitingSome, Waiting: 6},
-		"9000 prompt tokens before their first token":       {Gate: reason.PrefillBusy, Pending: 9000},
-		"its speed is not known yet":                        {Gate: reason.Cold},
-		"late":                                              {Gate: reason.Late},
-	} {
-		if got := gateText(&v, &cfg); got != want {
-			t.Errorf("gate %v: got %q, want %q", v.Gate, got, want)
-		}
 	}
 }
 
@@ -395,14 +483,9 @@ func TestLaneLimit(t *testing.T) {
 
 func TestGRPCLanes(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	client := penstockv1.NewAgentServiceClient(serve(t, GRPCConfig{}, n).dial())
-	for _, model := range []string{"b", "a", "b"} {
-		m := n.message(10)
-		m.Lane.Model = model
-		n.open(m)
-	}
-	r, err := client.Lanes(t.Context(), &penstockv1.LanesRequest{Top: 1})
+	d := serve(t, Config{}, newFake("node-1"))
+	d.backlog = []registry.Backlog{{Model: "a", Requests: 1, Oldest: time.Second}, {Model: "b", Requests: 2, Oldest: time.Second}}
+	r, err := penstockv1.NewAgentServiceClient(d.dial()).Lanes(t.Context(), &penstockv1.LanesRequest{Top: 1})
 	check(t, err)
 	if l := r.Lanes; r.Total != 2 || len(l) != 1 || l[0].Model != "b" || l[0].BacklogRequests != 2 || l[0].LimitedBy != "no_engine" || l[0].OldestSeconds <= 0 {
 		t.Errorf("Lanes: got %v, want the longest of 2", r)
@@ -412,7 +495,7 @@ func TestGRPCLanes(t *testing.T) {
 // TestWatchersAreBounded: one stream too many is refused.
 func TestWatchersAreBounded(t *testing.T) {
 	t.Parallel()
-	d := serve(t, GRPCConfig{}, newNode(t))
+	d := serve(t, Config{}, newFake("node-1"))
 	d.grpc.watchers.Store(maxWatchers)
 	stream, err := penstockv1.NewAgentServiceClient(d.dial()).WatchState(t.Context(), &penstockv1.WatchStateRequest{})
 	check(t, err)
@@ -420,4 +503,28 @@ func TestWatchersAreBounded(t *testing.T) {
 		t.Errorf("watcher %d: got %v, want resource exhausted", maxWatchers+1, err)
 	}
 	d.grpc.watchers.Store(0)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
 }

@@ -1,4 +1,7 @@
-package agent
+// Package control is the agent's gRPC face: its state for people and schedulers, health
+// checks and load reports, and orders (abort, drain, resume). It decides nothing: who may
+// call what is all it judges.
+package control
 
 import (
 	"context"
@@ -20,6 +23,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"penstock/agent/state"
+	"penstock/fleet"
 	penstockv1 "penstock/proto/penstock/v1"
 	"penstock/registry"
 )
@@ -43,27 +48,39 @@ var lifetime = keepalive.ServerParameters{
 	Time: 30 * time.Second, Timeout: 10 * time.Second,
 }
 
-// GRPCConfig names the PEM files of a server that speaks TLS beside plain text, on the
+// Config names the PEM files of a server that speaks TLS beside plain text, on the
 // same port. They are read again when they change.
-type GRPCConfig struct {
+type Config struct {
 	Cert, Key string // "" = plain text only
 	ClientCA  string // who signs the certificates of clients that may give orders from other hosts; "" = none may
 }
 
 // Validate names the field and what to set instead.
-func (c GRPCConfig) Validate() error {
+func (c Config) Validate() error {
 	switch {
 	case (c.Cert == "") != (c.Key == ""):
-		return fmt.Errorf("agent: Cert is %q and Key %q; set both or neither", c.Cert, c.Key)
+		return fmt.Errorf("control: Cert is %q and Key %q; set both or neither", c.Cert, c.Key)
 	case c.ClientCA != "" && c.Cert == "":
-		return fmt.Errorf("agent: ClientCA is %q and Cert is not set; set Cert and Key too", c.ClientCA)
+		return fmt.Errorf("control: ClientCA is %q and Cert is not set; set Cert and Key too", c.ClientCA)
 	}
 	return nil
 }
 
-// GRPCDeps is what a GRPC server speaks for.
-type GRPCDeps struct {
-	Agents  []*Agent
+// Agent is one engine's agent; *agent.Agent is one. All are called concurrently.
+type Agent interface {
+	State(now time.Time) state.State
+	Attempt(now time.Time, id string) (state.Run, bool) // the one of id that runs there
+	Listen(f func())                                    // f is called after each change of whether it is ready, and must not wait
+	Cancel(id, attempt string) (runs bool)
+	Pause() (running int)
+	Resume() (was bool, err error)
+}
+
+// Deps is what a Server speaks for.
+type Deps struct {
+	Agents  []Agent
+	Engines func(ctx context.Context) ([]registry.Engine, error) // the directory
+	Peers   func() []fleet.Row
 	Lookup  func(ctx context.Context, id string) (registry.Record, error)
 	Backlog func(now time.Time) []registry.Backlog
 	Width   int // requests that one engine runs at most; 0 = not known
@@ -71,11 +88,11 @@ type GRPCDeps struct {
 	Log     *slog.Logger
 }
 
-// GRPC serves AgentService, grpc.health.v1 and ORCA's load reports for one agent or
+// Server serves AgentService, grpc.health.v1 and ORCA's load reports for one agent or
 // several in one process. Health: "" (readiness) says SERVING if any agent is ready,
 // a model's name if any ready agent serves it, Liveness always.
-type GRPC struct {
-	deps   GRPCDeps
+type Server struct {
+	deps   Deps
 	log    *slog.Logger
 	health *health.Server
 	keys   *keyFiles // nil: plain text only
@@ -89,14 +106,13 @@ type GRPC struct {
 	models   []string // every model ever announced; one that went away says NOT_SERVING
 }
 
-// NewGRPC reads the certificates and starts nothing. Agents tell it of changes from
-// now on.
-func NewGRPC(cfg GRPCConfig, deps GRPCDeps) (*GRPC, error) {
+// New reads the certificates and starts nothing. Agents tell it of changes from now on.
+func New(cfg Config, deps Deps) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if len(deps.Agents) == 0 || deps.Lookup == nil || deps.Backlog == nil || deps.Metrics == nil || deps.Log == nil {
-		return nil, errors.New("agent: a dependency is nil; GRPCDeps needs all of them")
+	if len(deps.Agents) == 0 || deps.Engines == nil || deps.Peers == nil || deps.Lookup == nil || deps.Backlog == nil || deps.Metrics == nil || deps.Log == nil {
+		return nil, errors.New("control: a dependency is nil; Deps needs all of them")
 	}
 	aborts := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "penstock_grpc_aborts_total", Help: "Aborts asked for by gRPC: of what ran here, and of what did not.",
@@ -104,79 +120,79 @@ func NewGRPC(cfg GRPCConfig, deps GRPCDeps) (*GRPC, error) {
 	if err := deps.Metrics.Register(aborts); err != nil {
 		return nil, err
 	}
-	g := &GRPC{
+	s := &Server{
 		deps: deps, log: deps.Log, health: health.NewServer(), ended: make(chan struct{}),
 		running: aborts.WithLabelValues("running"), unknown: aborts.WithLabelValues("unknown"),
 	}
 	if cfg.Cert != "" {
 		var err error
-		if g.keys, err = newKeyFiles(cfg, deps.Log); err != nil {
+		if s.keys, err = newKeyFiles(cfg, deps.Log); err != nil {
 			return nil, err
 		}
 	}
-	g.health.SetServingStatus(Liveness, healthpb.HealthCheckResponse_SERVING)
+	s.health.SetServingStatus(Liveness, healthpb.HealthCheckResponse_SERVING)
 	for _, a := range deps.Agents {
-		a.onHealth(g.update)
+		a.Listen(s.update)
 	}
-	g.update()
-	return g, nil
+	s.update()
+	return s, nil
 }
 
 // Drain makes everything but Liveness NOT_SERVING for good: the process is going
 // away, although its agents finish what they run.
-func (g *GRPC) Drain() {
-	g.mu.Lock()
-	g.draining = true
-	g.mu.Unlock()
-	g.update()
+func (s *Server) Drain() {
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	s.update()
 }
 
 // update sets what the agents say now. Each agent calls it after a change.
-func (g *GRPC) update() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	ready := false
+func (s *Server) update() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, ready := time.Now(), false
 	serving := make(map[string]bool)
-	for _, a := range g.deps.Agents {
-		h := a.Health()
-		h.Ready = h.Ready && !g.draining
-		ready = ready || h.Ready
-		for _, m := range h.Models {
-			serving[m] = serving[m] || h.Ready
-			if m != Liveness && !slices.Contains(g.models, m) {
-				g.models = append(g.models, m)
+	for _, a := range s.deps.Agents {
+		of := a.State(now)
+		up := of.Ready && len(of.Models) > 0 && !s.draining
+		ready = ready || up
+		for _, m := range of.Models {
+			serving[m] = serving[m] || up
+			if m != Liveness && !slices.Contains(s.models, m) {
+				s.models = append(s.models, m)
 			}
 		}
 	}
-	g.set("", ready)
-	for _, m := range g.models {
-		g.set(m, serving[m])
+	s.set("", ready)
+	for _, m := range s.models {
+		s.set(m, serving[m])
 	}
 }
 
-func (g *GRPC) set(service string, ok bool) {
+func (s *Server) set(service string, ok bool) {
 	status := healthpb.HealthCheckResponse_NOT_SERVING
 	if ok {
 		status = healthpb.HealthCheckResponse_SERVING
 	}
-	g.health.SetServingStatus(service, status)
+	s.health.SetServingStatus(service, status)
 }
 
 // Serve answers on l until ctx ends, then tells every watcher NOT_SERVING and
 // closes l. It returns nil after an ordered end. It may be called once.
-func (g *GRPC) Serve(ctx context.Context, l net.Listener) error {
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	options := []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.ConnectionTimeout(handshakeLimit),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingsAllowed, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(lifetime), grpc.UnaryInterceptor(guardUnary), grpc.StreamInterceptor(guardStream),
 	}
-	if g.keys != nil {
-		options = append(options, grpc.Creds(newEitherCredentials(g.keys)))
+	if s.keys != nil {
+		options = append(options, grpc.Creds(newEitherCredentials(s.keys)))
 	}
 	srv := grpc.NewServer(options...)
-	healthpb.RegisterHealthServer(srv, g.health)
-	penstockv1.RegisterAgentServiceServer(srv, service{GRPC: g})
-	srv.RegisterService(&orcaService, g)
+	healthpb.RegisterHealthServer(srv, s.health)
+	penstockv1.RegisterAgentServiceServer(srv, service{Server: s})
+	srv.RegisterService(&orcaService, s)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	select {
@@ -184,35 +200,36 @@ func (g *GRPC) Serve(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("serve grpc on %s: %w", l.Addr(), err)
 	case <-ctx.Done():
 	}
-	g.health.Shutdown()
-	close(g.ended)
+	s.health.Shutdown()
+	close(s.ended)
 	// A health Watch never ends by itself: give the last status time to go out, then stop.
 	force := time.AfterFunc(stopWithin, srv.Stop)
 	defer force.Stop()
 	srv.GracefulStop()
 	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		g.log.Debug("grpc server ended", "err", err)
+		s.log.Debug("grpc server ended", "err", err)
 	}
 	return nil
 }
 
-// service is AgentService; GRPC has a Drain of its own.
+// service is AgentService; Server has a Drain of its own.
 type service struct {
-	*GRPC
+	*Server
 	penstockv1.UnsafeAgentServiceServer
 }
 
 // named finds the agent of node; "" is the only one.
-func (g *GRPC) named(node string) (*Agent, error) {
-	names := make([]string, 0, len(g.deps.Agents))
-	for _, a := range g.deps.Agents {
-		if a.cfg.Node == node {
+func (s *Server) named(now time.Time, node string) (Agent, error) {
+	names := make([]string, 0, len(s.deps.Agents))
+	for _, a := range s.deps.Agents {
+		name := a.State(now).Node
+		if name == node {
 			return a, nil
 		}
-		names = append(names, a.cfg.Node)
+		names = append(names, name)
 	}
-	if node == "" && len(g.deps.Agents) == 1 {
-		return g.deps.Agents[0], nil
+	if node == "" && len(s.deps.Agents) == 1 {
+		return s.deps.Agents[0], nil
 	}
 	return nil, status.Errorf(codes.NotFound, "node %q is not served here; these are: %s", node, strings.Join(names, ", "))
 }

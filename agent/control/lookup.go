@@ -1,4 +1,4 @@
-package agent
+package control
 
 import (
 	"cmp"
@@ -11,31 +11,23 @@ import (
 
 	penstockv1 "penstock/proto/penstock/v1"
 	"penstock/reason"
-	"penstock/scheduler"
 )
 
 // lanesTop is how many lanes are listed unless asked otherwise.
 const lanesTop = 20
 
-// view is the engine's, at now.
-func (a *Agent) view(now time.Time) scheduler.View {
-	a.core.mu.Lock()
-	defer a.core.mu.Unlock()
-	return a.core.view(now)
-}
-
 // Lanes lists what waits, and why by the engines that this agent knows.
-func (g service) Lanes(ctx context.Context, r *penstockv1.LanesRequest) (*penstockv1.LanesResponse, error) {
+func (s service) Lanes(ctx context.Context, r *penstockv1.LanesRequest) (*penstockv1.LanesResponse, error) {
 	now := time.Now()
-	engines, _ := g.cluster(ctx)
-	backlog := g.deps.Backlog(now)
+	engines, _ := s.cluster(ctx)
+	backlog := s.deps.Backlog(now)
 	lanes := make([]*penstockv1.Lane, len(backlog))
 	for i, b := range backlog {
 		l := &penstockv1.Lane{
 			Tier: b.Tier, Model: b.Model, BacklogRequests: count(b.Requests), BacklogTokens: float64(b.Tokens),
 			OldestSeconds: b.Oldest.Seconds(), RunningRequests: count(b.Running),
 		}
-		limit(l, engines, g.deps.Width)
+		limit(l, engines, s.deps.Width)
 		lanes[i] = l
 	}
 	slices.SortStableFunc(lanes, func(a, b *penstockv1.Lane) int {
@@ -77,15 +69,15 @@ func limit(l *penstockv1.Lane, engines []*penstockv1.EngineState, width int) {
 }
 
 // GetRequest reads a request's record, and its run where it runs here.
-func (g service) GetRequest(ctx context.Context, r *penstockv1.GetRequestRequest) (*penstockv1.GetRequestResponse, error) {
+func (s service) GetRequest(ctx context.Context, r *penstockv1.GetRequestRequest) (*penstockv1.GetRequestResponse, error) {
 	if r.GetId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "id is empty: say which request")
 	}
 	now := time.Now()
 	answer := &penstockv1.GetRequestResponse{}
-	call, cancel := context.WithTimeout(ctx, g.deps.Agents[0].cfg.StoreTimeout)
+	call, cancel := context.WithTimeout(ctx, storeWithin)
 	defer cancel()
-	rec, err := g.deps.Lookup(call, r.GetId())
+	rec, err := s.deps.Lookup(call, r.GetId())
 	if err != nil {
 		answer.Problem = err.Error()
 	}
@@ -95,26 +87,10 @@ func (g service) GetRequest(ctx context.Context, r *penstockv1.GetRequestRequest
 	if !rec.Opened.IsZero() {
 		answer.OpenedSeconds, answer.DeadlineSeconds = now.Sub(rec.Opened).Seconds(), rec.Deadline.Sub(now).Seconds()
 	}
-	for _, a := range g.deps.Agents {
-		if run := a.runOf(now, r.GetId()); run != nil {
-			answer.Run = run
+	for _, a := range s.deps.Agents {
+		if run, ok := a.Attempt(now, r.GetId()); ok {
+			answer.Run = &penstockv1.Run{Node: a.State(now).Node, Attempt: run.Attempt, Seconds: run.Age, First: run.Relayed, SilentSeconds: run.Silent}
 		}
 	}
 	return answer, nil
-}
-
-// runOf is the attempt of id that runs here; nil: none does.
-func (a *Agent) runOf(now time.Time, id string) *penstockv1.Run {
-	a.core.mu.Lock()
-	r := a.core.runs[id]
-	a.core.mu.Unlock()
-	if r == nil {
-		return nil
-	}
-	run := &penstockv1.Run{Node: a.cfg.Node, Attempt: r.attempt, Seconds: now.Sub(r.began).Seconds(), First: r.first.Load()}
-	if r.mu.TryLock() { // else it is sending: not silent
-		run.SilentSeconds = max(now.Sub(r.last).Seconds(), 0)
-		r.mu.Unlock()
-	}
-	return run
 }
