@@ -21,21 +21,29 @@ func TestProfile(t *testing.T) {
 		notes  []string // fields and words of their notes
 	}{
 		{
-			"all told", Result{Seats: 64, Chunk: 512}, Known{32, 128, 1024},
+			"all told",
+			Result{Seats: 64, Chunk: 512},
+			Known{32, 128, 1024},
 			with(func(p *Profile) { p.BlockSize, p.MaxSeqs, p.MaxBatchedTokens = 32, 128, 1024 }), nil,
 		},
 		{
-			"all seen", Result{Seats: 24, SeatsFull: true, Chunk: 512, LongestWhole: 256}, Known{},
+			"all seen",
+			Result{Seats: 24, SeatsFull: true, Chunk: 512, LongestWhole: 256},
+			Known{},
 			with(func(p *Profile) { p.BlockSize, p.MaxSeqs, p.MaxBatchedTokens = 16, 24, 512 }),
 			[]string{"block_size", "not told", "max_num_seqs", "seen", "max_num_batched_tokens", "seen"},
 		},
 		{
-			"nothing seen", Result{Seats: 64, LongestWhole: 8000}, Known{BlockSize: 16},
+			"nothing seen",
+			Result{Seats: 64, LongestWhole: 8000},
+			Known{BlockSize: 16},
 			with(func(p *Profile) { p.BlockSize, p.MaxSeqs, p.MaxBatchedTokens = 16, 256, 8000 }),
 			[]string{"max_num_seqs", "64 ran at once", "max_num_batched_tokens", "8000 tokens"},
 		},
 		{
-			"steps smaller than seats", Result{Seats: 64, Chunk: 128}, Known{BlockSize: 16},
+			"steps smaller than seats",
+			Result{Seats: 64, Chunk: 128},
+			Known{BlockSize: 16},
 			with(func(p *Profile) { p.BlockSize, p.MaxSeqs, p.MaxBatchedTokens = 16, 128, 128 }),
 			[]string{"max_num_seqs", "not told", "max_num_batched_tokens", "seen"},
 		},
