@@ -30,6 +30,7 @@ bench: ## the benchmarks whose figures docs/benchmarks.md quotes
 	go test -run '^$$' -bench . -benchmem ./scraper ./scheduler ./vllm ./queue/memory ./response ./gateway ./agent ./registry/memory
 	go build -trimpath -o bin/penstock ./cmd/penstock
 	go run ./e2e/latency
+	scripts/law
 
 sim: ## a simulated engine on 127.0.0.1:8000
 	go run ./cmd/penstock sim engine --listen 127.0.0.1:8000

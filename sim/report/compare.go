@@ -29,11 +29,11 @@ var units = [...]unit{
 	{"even-handed", evenHanded, 0.01},
 }
 
-// evenHanded is requests, own prefill not counted; or tokens, in hundreds, where the
-// baseline lets long prompts in less often than short ones: a gain bought by refusing
-// them is none.
+// evenHanded is requests, own prefill not counted; or tokens, in hundreds, where one of
+// the two lets long prompts in less often than short ones: a gain bought by refusing them
+// is none.
 func evenHanded(ours, theirs *sim.Row) (float64, float64) {
-	if theirs.Even < even && theirs.Goodput > 0 {
+	if min(ours.Even, theirs.Even) < even && ours.Goodput > 0 && theirs.Goodput > 0 {
 		return ours.TokenGoodput / 100, theirs.TokenGoodput / 100
 	}
 	return ours.GoodputOwn, theirs.GoodputOwn
@@ -51,17 +51,19 @@ func (p pair) ratio(u *unit) float64 {
 
 // over is what a unit's ratios are over some cells.
 type over struct {
-	mean  float64 // geometric
+	mean  float64 // geometric; a ratio above 20 counts as 20, because most of those are over almost nothing
 	worst float64
 	at    pair // where that is
 	below int  // cells below 0.99
 }
 
+const mostRatio = 20
+
 func sum(pairs []pair, u *unit) over {
 	o := over{worst: math.Inf(1)}
 	for _, p := range pairs {
 		r := p.ratio(u)
-		o.mean += math.Log(r) / float64(len(pairs))
+		o.mean += math.Log(min(r, mostRatio)) / float64(len(pairs))
 		if r < 0.99 {
 			o.below++
 		}
@@ -103,6 +105,18 @@ func (t table) cells(policy string) (cells []sim.Cell) {
 
 // fixed ends the name of a baseline with one setting for all of a profile's cells.
 const fixed = "-fixed"
+
+// setting keeps the rows of a policy whose setting ends so.
+func (t table) setting(policy, end string) table {
+	kept := table{}
+	for p, cells := range t {
+		kept[p] = map[sim.Cell][]*sim.Row{}
+		for c, rows := range cells {
+			kept[p][c] = slices.DeleteFunc(slices.Clone(rows), func(r *sim.Row) bool { return p == policy && !strings.HasSuffix(r.Setting, end) })
+		}
+	}
+	return kept
+}
 
 // against pairs the cells that both policies have. The other policy has in each cell the
 // setting with which ours looks worst in this unit; or, fixed, the one with which ours
@@ -253,6 +267,7 @@ func lost(w io.Writer, pairs []pair) error {
 // target is what penstock is held to.
 type target struct {
 	over  string // the baseline
+	with  string // how its setting ends; "" = its best
 	what  string // of its cells
 	where func(sim.Cell) bool
 	least float64
@@ -266,19 +281,19 @@ func at(load float64, workload string) func(sim.Cell) bool {
 }
 
 var targets = []target{
-	{"none", "conv at 1.5", at(1.5, "conv"), 10, true},
-	{"none", "all at 0.7", at(0.7, ""), 0.99, false},
-	{"watermark-ttl", "conv at 1.5", at(1.5, "conv"), 1.8, true},
-	{"watermark-ttl", "conv at 2", at(2, "conv"), 3, true},
-	{"vllm-caps", "all", all, 1, true},
-	{"vllm-caps-fixed", "all", all, 1.5, true},
-	{"bounded-queue", "all", all, 0.97, false},
-	{"bounded-queue-fixed", "all", all, 1.5, true},
-	{"gauge-shed-even", "kv-bound from 1.5", func(c sim.Cell) bool { return c.Load >= 1.5 && c.Profile == "kv-bound" }, 1.10, true},
-	{"gauge-shed-even", "all", all, 0.99, false},
-	{"concurrency-even", "all", all, 1, false},
-	{"oracle", "short outputs", func(c sim.Cell) bool { return c.Workload != "conv-x5" }, 0.97, false},
-	{"oracle", "long outputs", func(c sim.Cell) bool { return c.Workload == "conv-x5" }, 0.92, false},
+	{"none", "", "conv at 1.5", at(1.5, "conv"), 10, true},
+	{"none", "", "all at 0.7", at(0.7, ""), 0.99, false},
+	{"watermark-ttl", "wait 2s", "conv at 1.5", at(1.5, "conv"), 1.8, true},
+	{"watermark-ttl", "wait 2s", "conv at 2", at(2, "conv"), 3, true},
+	{"vllm-caps", "", "all", all, 1, true},
+	{"vllm-caps-fixed", "", "all", all, 1.5, true},
+	{"bounded-queue", "", "all", all, 0.97, false},
+	{"bounded-queue-fixed", "", "all", all, 1.5, true},
+	{"gauge-shed-even", "", "kv-bound from 1.5", func(c sim.Cell) bool { return c.Load >= 1.5 && c.Profile == "kv-bound" }, 1.10, true},
+	{"gauge-shed-even", "", "all", all, 0.99, false},
+	{"concurrency-even", "", "all", all, 1, false},
+	{"oracle", "", "short outputs", func(c sim.Cell) bool { return c.Workload != "conv-x5" }, 0.97, false},
+	{"oracle", "", "long outputs", func(c sim.Cell) bool { return c.Workload == "conv-x5" }, 0.92, false},
 }
 
 // held prints which targets hold.
@@ -288,7 +303,11 @@ func held(w io.Writer, rows []sim.Row, rowsOf table, policy string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, "of\twhere\tcells\twanted\tmean\tworst\tat\tholds\t")
 	for _, g := range targets {
-		pairs := where(rowsOf.against(policy, g.over, u), g.where)
+		from, name := rowsOf, g.over
+		if g.with != "" {
+			from, name = rowsOf.setting(g.over, g.with), g.over+", "+g.with
+		}
+		pairs := where(from.against(policy, g.over, u), g.where)
 		if len(pairs) == 0 {
 			continue
 		}
@@ -297,7 +316,7 @@ func held(w io.Writer, rows []sim.Row, rowsOf table, policy string) error {
 		if g.mean {
 			judged, how = o.mean, "mean"
 		}
-		_, _ = fmt.Fprintf(t, "goodput over %s\t%s\t%d\t>= %g, %s\t%.2f\t%.2f\t%s at %g\t%s\t\n", g.over, g.what, len(pairs), g.least, how,
+		_, _ = fmt.Fprintf(t, "goodput over %s\t%s\t%d\t>= %g, %s\t%.2f\t%.2f\t%s at %g\t%s\t\n", name, g.what, len(pairs), g.least, how,
 			o.mean, o.worst, place(o.at), o.at.ours.Load, yes(judged >= g.least))
 	}
 	calm := func(r *sim.Row) bool { return r.Scenario == "" }

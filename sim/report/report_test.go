@@ -37,10 +37,10 @@ func TestReports(t *testing.T) {
 	if lines != 2 {
 		t.Errorf("%d lines, want one per policy and chart", lines)
 	}
-	if err := Table(&out, rows); err != nil {
+	if err := errors.Join(Table(&out, rows), Goodput(&out, rows)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"4.20/s", "1.00 2.00", "as it is"} {
+	for _, want := range []string{"4.20/s", "1.00 2.00", "as it is", "a<b.csv   p        0.7   forecast  4.20/s"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, out.String())
 		}
