@@ -97,7 +97,15 @@ type Row struct {
 	Offered  float64 `json:"offered"` // requests per second
 	Figures
 	Spread  [2]float64 `json:"goodput_spread"` // lowest and highest over the shifts
+	Shifts  []Shift    `json:"shifts,omitempty"`
 	Setting string     `json:"setting,omitempty"`
+}
+
+// Shift is what two rows of one cell are compared by, shift by shift: the same requests.
+type Shift struct {
+	Goodput      float64 `json:"goodput"`
+	GoodputOwn   float64 `json:"goodput_own"`
+	TokenGoodput float64 `json:"token_goodput"`
 }
 
 // Run replays everything and returns the rows by policy, load and setting; see Best. progress hears
@@ -242,11 +250,13 @@ func (c *cell) play(shift int, arrivals []arrival) (*tally, *world, error) {
 // row is the cell's medians over the shifts.
 func (c *cell) row() Row {
 	least, most := c.shifts[0].Goodput, c.shifts[0].Goodput
+	var shifts []Shift
 	for _, f := range c.shifts {
+		shifts = append(shifts, Shift{f.Goodput, f.GoodputOwn, f.TokenGoodput})
 		least, most = min(least, f.Goodput), max(most, f.Goodput)
 	}
 	return Row{
 		Policy: c.policy.Name, Workload: c.cfg.Workload.Name, Profile: c.cfg.Profile.Name, Scenario: c.cfg.scenario(),
-		Load: c.load, Offered: c.rate, Figures: median(c.shifts), Spread: [2]float64{least, most}, Setting: c.setting.name,
+		Load: c.load, Offered: c.rate, Figures: median(c.shifts), Spread: [2]float64{least, most}, Shifts: shifts, Setting: c.setting.name,
 	}
 }

@@ -15,7 +15,7 @@ import (
 // unit is what two rows of one cell are compared in.
 type unit struct {
 	name string
-	of   func(ours, theirs *sim.Row) (a, b float64)
+	of   func(p pair, shift int) (ours, theirs float64)
 	more float64 // added to both, so that a baseline without any goodput gives a ratio
 }
 
@@ -23,20 +23,25 @@ type unit struct {
 const even = 0.8
 
 var units = [...]unit{
-	{"requests", func(a, b *sim.Row) (float64, float64) { return a.Goodput, b.Goodput }, 0.01},
-	{"own prefill not counted", func(a, b *sim.Row) (float64, float64) { return a.GoodputOwn, b.GoodputOwn }, 0.01},
-	{"tokens", func(a, b *sim.Row) (float64, float64) { return a.TokenGoodput, b.TokenGoodput }, 10},
+	{"requests", func(p pair, i int) (float64, float64) { return p.ours.Shifts[i].Goodput, p.theirs.Shifts[i].Goodput }, 0.01},
+	{"own prefill not counted", func(p pair, i int) (float64, float64) {
+		return p.ours.Shifts[i].GoodputOwn, p.theirs.Shifts[i].GoodputOwn
+	}, 0.01},
+	{"tokens", func(p pair, i int) (float64, float64) {
+		return p.ours.Shifts[i].TokenGoodput, p.theirs.Shifts[i].TokenGoodput
+	}, 10},
 	{"even-handed", evenHanded, 0.01},
 }
 
 // evenHanded is requests, own prefill not counted; or tokens, in hundreds, where one of
 // the two lets long prompts in less often than short ones: a gain bought by refusing them
 // is none.
-func evenHanded(ours, theirs *sim.Row) (float64, float64) {
-	if min(ours.Even, theirs.Even) < even && ours.Goodput > 0 && theirs.Goodput > 0 {
-		return ours.TokenGoodput / 100, theirs.TokenGoodput / 100
+func evenHanded(p pair, i int) (float64, float64) {
+	a, b := &p.ours.Shifts[i], &p.theirs.Shifts[i]
+	if min(p.ours.Even, p.theirs.Even) < even && p.ours.Goodput > 0 && p.theirs.Goodput > 0 {
+		return a.TokenGoodput / 100, b.TokenGoodput / 100
 	}
-	return ours.GoodputOwn, theirs.GoodputOwn
+	return a.GoodputOwn, b.GoodputOwn
 }
 
 // pair is one cell under two policies.
@@ -44,9 +49,23 @@ type pair struct {
 	ours, theirs *sim.Row
 }
 
+// ratio is the geometric mean over the shifts: each is the same requests twice.
 func (p pair) ratio(u *unit) float64 {
-	a, b := u.of(p.ours, p.theirs)
-	return (a + u.more) / (b + u.more)
+	mean, _, _ := p.ratios(u)
+	return mean
+}
+
+// ratios are the mean, the lowest and the highest over the shifts.
+func (p pair) ratios(u *unit) (mean, least, most float64) {
+	n := min(len(p.ours.Shifts), len(p.theirs.Shifts))
+	least = math.Inf(1)
+	for i := range n {
+		a, b := u.of(p, i)
+		r := (a + u.more) / (b + u.more)
+		mean += math.Log(r) / float64(n)
+		least, most = min(least, r), max(most, r)
+	}
+	return math.Exp(mean), least, most
 }
 
 // over is what a unit's ratios are over some cells.
@@ -256,9 +275,10 @@ func lost(w io.Writer, pairs []pair) error {
 	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(a.ratio(u), b.ratio(u)) })
 	_, _ = fmt.Fprintf(w, "\n%d cells below 0.99, %s; the lowest:\n", len(pairs), u.name)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "cell\tload\tagainst\tratio\trequests\ttokens\tits quartiles\tits setting\t")
+	_, _ = fmt.Fprintln(t, "cell\tload\tagainst\tratio\tover the shifts\trequests\ttokens\tits quartiles\tits setting\t")
 	for _, p := range pairs[:min(len(pairs), mostLosses)] {
-		_, _ = fmt.Fprintf(t, "%s\t%g\t%s\t%.2f\t%.2f\t%.2f\t%s\t%s\t\n", place(p), p.ours.Load, p.theirs.Policy, p.ratio(u),
+		mean, least, most := p.ratios(u)
+		_, _ = fmt.Fprintf(t, "%s\t%g\t%s\t%.2f\t%.2f-%.2f\t%.2f\t%.2f\t%s\t%s\t\n", place(p), p.ours.Load, p.theirs.Policy, mean, least, most,
 			p.ratio(&units[0]), p.ratio(&units[2]), list(p.theirs.Quartiles[:]), dash(p.theirs.Setting))
 	}
 	return t.Flush()
