@@ -70,6 +70,8 @@ func real(t testing.TB) *server {
 
 func TestRealRules(t *testing.T) { registrytest.Run(t, on(real)) }
 
+func TestRealLongest(t *testing.T) { registrytest.Longest(t, on(real), DefaultConfig().Width) }
+
 func TestRealAnyOrder(t *testing.T) { registrytest.Interleave(t, on(real)) }
 
 // At maxmemory new work is refused, and what runs can be renewed, heard and ended.
@@ -253,6 +255,10 @@ func BenchmarkReal(b *testing.B) {
 		{"finish", claim, func(b *testing.B, id string) {
 			ok, err := r.Finish(ctx, id, "a", event)
 			must(b, ok, err)
+		}},
+		{"longest", func() string { return "" }, func(b *testing.B, _ string) {
+			l, total, err := r.Longest(ctx, 20)
+			must(b, len(l) == 20 && total == 100, err)
 		}},
 		{"release", claim, func(b *testing.B, id string) { must(b, true, r.Release(ctx, id, "a", true)) }},
 		{"cancel", open, func(b *testing.B, id string) {

@@ -284,6 +284,16 @@ func audit(t testing.TB, s *server) {
 			}
 		}
 	}
+	for _, depth := range s.raw.ZRangeWithScores(ctx, prefix+"lanes:depth", 0, -1).Val() {
+		l, _ := depth.Member.(string)
+		if own := s.raw.ZCard(ctx, prefix+"waits:"+l).Val(); int64(depth.Score) != want["lane:"+l]["q"] || own != int64(depth.Score) {
+			t.Errorf("lane %s has depth %v and %d that wait, want %d", l, depth.Score, own, want["lane:"+l]["q"])
+		}
+		delete(lanes, l)
+	}
+	for l := range lanes {
+		t.Errorf("lane %s has work that waits and no depth", l)
+	}
 	got := map[string]map[string]int64{}
 	for _, key := range keys {
 		name := strings.TrimPrefix(key, prefix)

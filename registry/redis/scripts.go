@@ -43,7 +43,7 @@ var sources embed.FS
 // parts are the files each script is made of, after base.lua and before its own.
 var parts = map[string][]string{
 	"open": {"door", "lanes"}, "claim": {"lanes"}, "renew": nil, "first": nil, "finish": nil, "release": nil, "cancel": nil,
-	"sweep": {"lanes"}, "backlog": {"door"}, "engines": nil, "clock": nil, "lanelist": {"lanes"}, "confirm": nil,
+	"sweep": {"lanes"}, "backlog": {"door"}, "engines": nil, "clock": nil, "lanelist": {"lanes"}, "confirm": nil, "longest": nil,
 }
 
 // scripts builds all scripts. Their constants are Config's and the protocol's, so two

@@ -10,6 +10,8 @@
 --                            something waiting; w: requests waiting in all tiers; and
 --                            what the door knows (door.lua)
 --   lanes:waiting    set     lanes with something waiting
+--   lanes:depth      zset    the same, by requests waiting
+--   waits:<lane>     zset    what of it waits, by when it was opened
 --   bytes            number  outstanding over all lanes
 --   models           zset    names, by last use
 --   lanes, lanes:*           the lane directory (lanes.lua)
@@ -113,9 +115,13 @@ local function shift(c, out, waiting)
     if queued <= 0 then
       add(model, tier .. 'l', -1)
       call('SREM', P .. 'lanes:waiting', c.lane)
-    elseif waiting == 1 and queued == 1 then
-      add(model, tier .. 'l', 1)
-      call('SADD', P .. 'lanes:waiting', c.lane)
+      call('ZREM', P .. 'lanes:depth', c.lane)
+    else
+      call('ZADD', P .. 'lanes:depth', queued, c.lane)
+      if waiting == 1 and queued == 1 then
+        add(model, tier .. 'l', 1)
+        call('SADD', P .. 'lanes:waiting', c.lane)
+      end
     end
     add(model, tier .. 'q', waiting)
     add(model, tier .. 't', waiting * c.tokens)
@@ -129,7 +135,7 @@ end
 -- whoever should have ended it is gone.
 local function count(c, out, waiting)
   if c.lane == '' then return end -- written again by renew, which does not know it
-  local m, wait = member(c), wait_key(c)
+  local m, wait, own = member(c), wait_key(c), P .. 'waits:' .. c.lane
   local was_out, was_waiting = call('ZSCORE', P .. 'out', m), call('ZSCORE', wait, c.id)
   if out then
     local ends = now
@@ -140,14 +146,16 @@ local function count(c, out, waiting)
   end
   if waiting and not was_waiting then
     call('ZADD', wait, c.opened, c.id)
+    call('ZADD', own, c.opened, c.id)
   elseif was_waiting and not waiting then
     call('ZREM', wait, c.id)
+    call('ZREM', own, c.id)
   end
   shift(c, (out and 1 or 0) - (was_out and 1 or 0), (waiting and 1 or 0) - (was_waiting and 1 or 0))
   -- Nothing that counts may expire before it: what enters renews all, and what is
   -- renewed does so once or twice a minute.
   if not (out and (not was_out or now % 60000 < 6000)) and not (waiting and not was_waiting) then return end
-  for _, key in ipairs({ P .. 'out', wait, P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, P .. 'bytes', P .. 'models', P .. 'lanes:waiting' }) do
+  for _, key in ipairs({ P .. 'out', wait, P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, P .. 'bytes', P .. 'models', P .. 'lanes:waiting', P .. 'lanes:depth', own }) do
     call('PEXPIRE', key, HOLD)
   end
 end
