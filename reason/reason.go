@@ -83,6 +83,11 @@ const (
 	UnknownModel // no engine has ever served it
 	NotFound     // no such route or method
 
+	// Why what waits in a lane does not start although an engine takes work: for who
+	// asks, no verdict and no label.
+
+	LaneWidth // as many of the lane run as may at once
+
 	end
 )
 
@@ -98,7 +103,7 @@ var names = [end]string{
 	Stalled: "stalled", UpstreamLost: "upstream_lost", ClientSlow: "client_slow", ClientGone: "client_gone",
 	RateLimited: "rate_limit_exceeded", BudgetSpent: "insufficient_quota", Overloaded: "server_is_overloaded", LaneFull: "lane_full",
 	NoEngine: "no_engine", BadRequest: "invalid_request", BodyTooLarge: "body_too_large", NoKey: "invalid_api_key", Forbidden: "forbidden",
-	UnknownModel: "model_not_found", NotFound: "not_found",
+	UnknownModel: "model_not_found", NotFound: "not_found", LaneWidth: "lane_width",
 }
 
 // String is the stable name: metric label, log attribute, header value.

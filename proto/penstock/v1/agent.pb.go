@@ -601,17 +601,20 @@ func (x *LanesRequest) GetTop() int32 {
 	return 0
 }
 
-// Lane is what waits and runs of one tier and model, over all tenants.
+// Lane is what waits and runs of one lane, or of one tier and model over all lanes.
 type Lane struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Tier            string                 `protobuf:"bytes,1,opt,name=tier,proto3" json:"tier,omitempty"`
 	Model           string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	BacklogRequests int32                  `protobuf:"varint,3,opt,name=backlog_requests,json=backlogRequests,proto3" json:"backlog_requests,omitempty"`
 	BacklogTokens   float64                `protobuf:"fixed64,4,opt,name=backlog_tokens,json=backlogTokens,proto3" json:"backlog_tokens,omitempty"`      // expected, prompt and output
-	OldestSeconds   float64                `protobuf:"fixed64,5,opt,name=oldest_seconds,json=oldestSeconds,proto3" json:"oldest_seconds,omitempty"`      // age of the request that waits longest; 0 = none waits
+	OldestSeconds   float64                `protobuf:"fixed64,5,opt,name=oldest_seconds,json=oldestSeconds,proto3" json:"oldest_seconds,omitempty"`      // age of the request that waits longest; 0 = none waits, or not known
 	RunningRequests int32                  `protobuf:"varint,6,opt,name=running_requests,json=runningRequests,proto3" json:"running_requests,omitempty"` // the width in use
-	Width           int32                  `protobuf:"varint,7,opt,name=width,proto3" json:"width,omitempty"`                                            // requests that may run at once on the engines known; 0 = not known
-	LimitedBy       string                 `protobuf:"bytes,8,opt,name=limited_by,json=limitedBy,proto3" json:"limited_by,omitempty"`                    // why it waits: no_engine, lane_width, or the engines' commonest gate; "" = nothing waits
+	Width           int32                  `protobuf:"varint,7,opt,name=width,proto3" json:"width,omitempty"`                                            // of a lane: requests of it that run at once at most, 0 = no such bound; of a tier and model: on the engines known, 0 = not known
+	LimitedBy       string                 `protobuf:"bytes,8,opt,name=limited_by,json=limitedBy,proto3" json:"limited_by,omitempty"`                    // why it waits: no_engine, lane_width (an engine is free and none of it can be delivered), or the engines' commonest gate; "" = nothing waits
+	Type            string                 `protobuf:"bytes,9,opt,name=type,proto3" json:"type,omitempty"`                                               // chat, completion, embedding; "" = all
+	Pool            string                 `protobuf:"bytes,10,opt,name=pool,proto3" json:"pool,omitempty"`                                              // hardware class it asks for; "" = any
+	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`                                          // who pays; "" = all
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -702,10 +705,33 @@ func (x *Lane) GetLimitedBy() string {
 	return ""
 }
 
+func (x *Lane) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Lane) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *Lane) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
 type LanesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lanes         []*Lane                `protobuf:"bytes,1,rep,name=lanes,proto3" json:"lanes,omitempty"`
-	Total         int32                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"` // before top
+	Lanes         []*Lane                `protobuf:"bytes,1,rep,name=lanes,proto3" json:"lanes,omitempty"`     // the longest backlog first
+	Total         int32                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`    // lanes in which something waits, before top
+	Classes       []*Lane                `protobuf:"bytes,3,rep,name=classes,proto3" json:"classes,omitempty"` // by tier and model, those with nothing that waits included; at most top
+	Problem       string                 `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"` // why lanes are missing; "" = they are not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -752,6 +778,20 @@ func (x *LanesResponse) GetTotal() int32 {
 		return x.Total
 	}
 	return 0
+}
+
+func (x *LanesResponse) GetClasses() []*Lane {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
+func (x *LanesResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
 }
 
 type GetRequestRequest struct {
@@ -1322,7 +1362,7 @@ const file_penstock_v1_agent_proto_rawDesc = "" +
 	"\aengines\x18\x01 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\" \n" +
 	"\fLanesRequest\x12\x10\n" +
-	"\x03top\x18\x01 \x01(\x05R\x03top\"\x89\x02\n" +
+	"\x03top\x18\x01 \x01(\x05R\x03top\"\xc9\x02\n" +
 	"\x04Lane\x12\x12\n" +
 	"\x04tier\x18\x01 \x01(\tR\x04tier\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12)\n" +
@@ -1332,10 +1372,16 @@ const file_penstock_v1_agent_proto_rawDesc = "" +
 	"\x10running_requests\x18\x06 \x01(\x05R\x0frunningRequests\x12\x14\n" +
 	"\x05width\x18\a \x01(\x05R\x05width\x12\x1d\n" +
 	"\n" +
-	"limited_by\x18\b \x01(\tR\tlimitedBy\"N\n" +
+	"limited_by\x18\b \x01(\tR\tlimitedBy\x12\x12\n" +
+	"\x04type\x18\t \x01(\tR\x04type\x12\x12\n" +
+	"\x04pool\x18\n" +
+	" \x01(\tR\x04pool\x12\x16\n" +
+	"\x06tenant\x18\v \x01(\tR\x06tenant\"\x95\x01\n" +
 	"\rLanesResponse\x12'\n" +
 	"\x05lanes\x18\x01 \x03(\v2\x11.penstock.v1.LaneR\x05lanes\x12\x14\n" +
-	"\x05total\x18\x02 \x01(\x05R\x05total\"#\n" +
+	"\x05total\x18\x02 \x01(\x05R\x05total\x12+\n" +
+	"\aclasses\x18\x03 \x03(\v2\x11.penstock.v1.LaneR\aclasses\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\"#\n" +
 	"\x11GetRequestRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\xc6\x02\n" +
 	"\x12GetRequestResponse\x12\x14\n" +
@@ -1421,28 +1467,29 @@ var file_penstock_v1_agent_proto_depIdxs = []int32{
 	0,  // 1: penstock.v1.WatchStateResponse.engines:type_name -> penstock.v1.EngineState
 	0,  // 2: penstock.v1.ClusterResponse.engines:type_name -> penstock.v1.EngineState
 	8,  // 3: penstock.v1.LanesResponse.lanes:type_name -> penstock.v1.Lane
-	12, // 4: penstock.v1.GetRequestResponse.run:type_name -> penstock.v1.Run
-	1,  // 5: penstock.v1.AgentService.GetState:input_type -> penstock.v1.GetStateRequest
-	3,  // 6: penstock.v1.AgentService.WatchState:input_type -> penstock.v1.WatchStateRequest
-	5,  // 7: penstock.v1.AgentService.Cluster:input_type -> penstock.v1.ClusterRequest
-	7,  // 8: penstock.v1.AgentService.Lanes:input_type -> penstock.v1.LanesRequest
-	10, // 9: penstock.v1.AgentService.GetRequest:input_type -> penstock.v1.GetRequestRequest
-	13, // 10: penstock.v1.AgentService.Abort:input_type -> penstock.v1.AbortRequest
-	15, // 11: penstock.v1.AgentService.Drain:input_type -> penstock.v1.DrainRequest
-	17, // 12: penstock.v1.AgentService.Resume:input_type -> penstock.v1.ResumeRequest
-	2,  // 13: penstock.v1.AgentService.GetState:output_type -> penstock.v1.GetStateResponse
-	4,  // 14: penstock.v1.AgentService.WatchState:output_type -> penstock.v1.WatchStateResponse
-	6,  // 15: penstock.v1.AgentService.Cluster:output_type -> penstock.v1.ClusterResponse
-	9,  // 16: penstock.v1.AgentService.Lanes:output_type -> penstock.v1.LanesResponse
-	11, // 17: penstock.v1.AgentService.GetRequest:output_type -> penstock.v1.GetRequestResponse
-	14, // 18: penstock.v1.AgentService.Abort:output_type -> penstock.v1.AbortResponse
-	16, // 19: penstock.v1.AgentService.Drain:output_type -> penstock.v1.DrainResponse
-	18, // 20: penstock.v1.AgentService.Resume:output_type -> penstock.v1.ResumeResponse
-	13, // [13:21] is the sub-list for method output_type
-	5,  // [5:13] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	8,  // 4: penstock.v1.LanesResponse.classes:type_name -> penstock.v1.Lane
+	12, // 5: penstock.v1.GetRequestResponse.run:type_name -> penstock.v1.Run
+	1,  // 6: penstock.v1.AgentService.GetState:input_type -> penstock.v1.GetStateRequest
+	3,  // 7: penstock.v1.AgentService.WatchState:input_type -> penstock.v1.WatchStateRequest
+	5,  // 8: penstock.v1.AgentService.Cluster:input_type -> penstock.v1.ClusterRequest
+	7,  // 9: penstock.v1.AgentService.Lanes:input_type -> penstock.v1.LanesRequest
+	10, // 10: penstock.v1.AgentService.GetRequest:input_type -> penstock.v1.GetRequestRequest
+	13, // 11: penstock.v1.AgentService.Abort:input_type -> penstock.v1.AbortRequest
+	15, // 12: penstock.v1.AgentService.Drain:input_type -> penstock.v1.DrainRequest
+	17, // 13: penstock.v1.AgentService.Resume:input_type -> penstock.v1.ResumeRequest
+	2,  // 14: penstock.v1.AgentService.GetState:output_type -> penstock.v1.GetStateResponse
+	4,  // 15: penstock.v1.AgentService.WatchState:output_type -> penstock.v1.WatchStateResponse
+	6,  // 16: penstock.v1.AgentService.Cluster:output_type -> penstock.v1.ClusterResponse
+	9,  // 17: penstock.v1.AgentService.Lanes:output_type -> penstock.v1.LanesResponse
+	11, // 18: penstock.v1.AgentService.GetRequest:output_type -> penstock.v1.GetRequestResponse
+	14, // 19: penstock.v1.AgentService.Abort:output_type -> penstock.v1.AbortResponse
+	16, // 20: penstock.v1.AgentService.Drain:output_type -> penstock.v1.DrainResponse
+	18, // 21: penstock.v1.AgentService.Resume:output_type -> penstock.v1.ResumeResponse
+	14, // [14:22] is the sub-list for method output_type
+	6,  // [6:14] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_penstock_v1_agent_proto_init() }
