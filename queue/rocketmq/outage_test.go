@@ -42,6 +42,24 @@ func TestBrokerNotFound(t *testing.T) {
 	}
 }
 
+// TestForgotten: a proxy that forgot the client and keeps its stream is told again who
+// it is.
+func TestForgotten(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, proxyFaults{longPoll: 200 * time.Millisecond})
+	f := newFleet(t, p.addr, nil)
+	c, times := f.run(t, twice)
+	f.send(t, "a")
+	eventually(t, "a delivery", func() bool { return times("a") == 2 })
+	p.forget()
+	eventually(t, "a poll refused", func() bool { return p.count("receive failed") > 0 })
+	f.send(t, "b")
+	eventually(t, "a delivery after it", func() bool { return times("b") == 2 })
+	if n := testutil.ToFloat64(c.metrics.failures.WithLabelValues(failureRebuild)); n != 0 {
+		t.Errorf("the client was replaced %v times", n)
+	}
+}
+
 // TestAssigned: the client keeps its queue while the proxy does not know it.
 func TestAssigned(t *testing.T) {
 	s := newSession(1, nil)

@@ -236,6 +236,15 @@ func (p *proxy) cutTelemetry() {
 	})
 }
 
+// forget loses the clients' settings without a word.
+func (p *proxy) forget() {
+	p.with(func() {
+		for _, c := range p.clients {
+			c.settings = false
+		}
+	})
+}
+
 func (p *proxy) SyncLiteSubscription(ctx context.Context, r *pb.SyncLiteSubscriptionRequest) (*pb.SyncLiteSubscriptionResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

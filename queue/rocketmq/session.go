@@ -47,6 +47,7 @@ type session struct {
 	running map[string]int // handlers by topic
 	moved   map[string]time.Time
 	queues  []*pb.Assignment // what the client polls, as last told; nil = not yet
+	stream  *telemetry       // the newest; nil = not yet
 }
 
 // begin notes that a handler gets a delivery of topic.
@@ -304,9 +305,23 @@ func (s *session) release() {
 func (s *session) receivedBadly() {
 	s.release()
 	if s.ctx.Err() == nil {
-		s.fails.Add(1)
 		s.failed.Store(time.Now().UnixNano())
+		if s.fails.Add(1) > 1 {
+			s.introduce()
+		}
 		s.wake()
+	}
+}
+
+// introduce sends the client's settings once more. While the broker is away a proxy cannot
+// register the client, after two minutes it forgets it without a word, and then refuses
+// its polls.
+func (s *session) introduce() {
+	s.mu.Lock()
+	t := s.stream
+	s.mu.Unlock()
+	if t != nil {
+		t.again()
 	}
 }
 

@@ -112,6 +112,15 @@ func (t *telemetry) connect() error {
 	return nil
 }
 
+// again sends the last settings once more. What fails RecvMsg mends.
+func (t *telemetry) again() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.settings != nil {
+		_ = t.ClientStream.SendMsg(t.settings)
+	}
+}
+
 func (t *telemetry) SendMsg(m any) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -124,6 +124,9 @@ func stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, met
 	context.AfterFunc(s.ctx, cancel)
 	if method != pb.MessagingService_ReceiveMessage_FullMethodName {
 		t := &telemetry{session: s, ctx: ctx, open: func() (grpc.ClientStream, error) { return open(ctx, desc, cc, method, opts...) }}
+		s.mu.Lock()
+		s.stream = t
+		s.mu.Unlock()
 		return t, t.connect()
 	}
 	if err := s.admit(ctx); err != nil {
