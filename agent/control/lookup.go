@@ -11,61 +11,98 @@ import (
 
 	penstockv1 "penstock/proto/penstock/v1"
 	"penstock/reason"
+	"penstock/registry"
 )
 
 // lanesTop is how many lanes are listed unless asked otherwise.
 const lanesTop = 20
 
-// Lanes lists what waits, and why by the engines that this agent knows.
+// Lanes lists what waits, lane by lane and by tier and model, and why by the engines
+// that this agent knows.
 func (s service) Lanes(ctx context.Context, r *penstockv1.LanesRequest) (*penstockv1.LanesResponse, error) {
-	now := time.Now()
-	engines, _ := s.cluster(ctx)
-	backlog := s.deps.Backlog(now)
-	lanes := make([]*penstockv1.Lane, len(backlog))
-	for i, b := range backlog {
-		l := &penstockv1.Lane{
-			Tier: b.Tier, Model: b.Model, BacklogRequests: count(b.Requests), BacklogTokens: float64(b.Tokens),
-			OldestSeconds: b.Oldest.Seconds(), RunningRequests: count(b.Running),
-		}
-		limit(l, engines, s.deps.Width)
-		lanes[i] = l
-	}
-	slices.SortStableFunc(lanes, func(a, b *penstockv1.Lane) int {
-		return cmp.Or(cmp.Compare(b.BacklogRequests, a.BacklogRequests), cmp.Compare(b.OldestSeconds, a.OldestSeconds))
-	})
 	top := int(r.GetTop())
 	if top <= 0 {
 		top = lanesTop
 	}
-	return &penstockv1.LanesResponse{Lanes: lanes[:min(top, len(lanes))], Total: count(len(lanes))}, nil
+	engines, _ := s.cluster(ctx)
+	answer := &penstockv1.LanesResponse{}
+	call, cancel := context.WithTimeout(ctx, storeWithin)
+	defer cancel()
+	longest, total, err := s.deps.Longest(call, top)
+	if err != nil {
+		answer.Problem = err.Error()
+	}
+	answer.Total = count(total)
+	for i := range longest {
+		answer.Lanes = append(answer.Lanes, oneLane(&longest[i], engines))
+	}
+	for _, b := range s.deps.Backlog(time.Now()) {
+		answer.Classes = append(answer.Classes, oneClass(&b, engines, s.deps.Width))
+	}
+	slices.SortStableFunc(answer.Classes, func(a, b *penstockv1.Lane) int {
+		return cmp.Or(cmp.Compare(b.BacklogRequests, a.BacklogRequests), cmp.Compare(b.OldestSeconds, a.OldestSeconds))
+	})
+	answer.Classes = answer.Classes[:min(top, len(answer.Classes))]
+	return answer, nil
 }
 
-// limit sets the lane's width, width requests on each usable engine of its model, and
-// why what waits does not start.
-func limit(l *penstockv1.Lane, engines []*penstockv1.EngineState, width int) {
-	gates, n := map[string]int{}, 0
+// oneLane says why what waits in a lane does not start. A free engine explains nothing
+// where all that waits stands behind what runs: that is the lane's width.
+func oneLane(b *registry.LaneBacklog, engines []*penstockv1.EngineState) *penstockv1.Lane {
+	l := &penstockv1.Lane{
+		Tier: b.Lane.Tier, Type: b.Lane.Type, Model: b.Lane.Model, Pool: b.Lane.Pool, Tenant: b.Lane.Tenant,
+		BacklogRequests: count(b.Requests), BacklogTokens: float64(b.Tokens), OldestSeconds: b.Oldest.Seconds(),
+		RunningRequests: count(b.Running), Width: count(b.Width),
+	}
+	gates, _ := gatesOf(engines, b.Lane.Model, b.Lane.Pool)
+	if l.LimitedBy = limitedBy(gates); b.Held && gates[reason.OK.String()] > 0 {
+		l.LimitedBy = reason.LaneWidth.String()
+	}
+	return l
+}
+
+// oneClass is a tier and model. width is how many requests one engine runs.
+func oneClass(b *registry.Backlog, engines []*penstockv1.EngineState, width int) *penstockv1.Lane {
+	gates, n := gatesOf(engines, b.Model, "")
+	l := &penstockv1.Lane{
+		Tier: b.Tier, Model: b.Model, BacklogRequests: count(b.Requests), BacklogTokens: float64(b.Tokens),
+		OldestSeconds: b.Oldest.Seconds(), RunningRequests: count(b.Running), Width: count(n * width),
+	}
+	switch {
+	case b.Requests == 0:
+	case n > 0 && width > 0 && l.RunningRequests >= l.Width:
+		l.LimitedBy = reason.LaneWidth.String()
+	default:
+		l.LimitedBy = limitedBy(gates)
+	}
+	return l
+}
+
+// gatesOf counts the gates of the n usable engines that may take work of a model and pool.
+func gatesOf(engines []*penstockv1.EngineState, model, pool string) (gates map[string]int, n int) {
+	gates = map[string]int{}
 	for _, e := range engines {
-		if e.Ready && slices.Contains(e.Models, l.Model) {
+		if e.Ready && slices.Contains(e.Models, model) && (pool == "" || pool == e.Pool) {
 			gates[e.Gate]++
 			n++
 		}
 	}
-	l.Width = count(n * width)
-	switch {
-	case l.BacklogRequests == 0:
-	case n == 0:
-		l.LimitedBy = reason.NoEngine.String()
-	case width > 0 && l.RunningRequests >= l.Width:
-		l.LimitedBy = "lane_width"
-	default:
-		delete(gates, reason.OK.String())
-		for gate, times := range gates {
-			if most := gates[l.LimitedBy]; times > most || times == most && gate < l.LimitedBy {
-				l.LimitedBy = gate
-			}
-		}
-		l.LimitedBy = cmp.Or(l.LimitedBy, reason.OK.String()) // every engine takes work: it starts now
+	return gates, n
+}
+
+// limitedBy is the commonest gate that is closed, the first by name of several; ok
+// where all are open: it starts now.
+func limitedBy(gates map[string]int) (why string) {
+	if len(gates) == 0 {
+		return reason.NoEngine.String()
 	}
+	most := 0
+	for gate, times := range gates {
+		if gate != reason.OK.String() && (times > most || times == most && gate < why) {
+			why, most = gate, times
+		}
+	}
+	return cmp.Or(why, reason.OK.String())
 }
 
 // GetRequest reads a request's record, and its run where it runs here.

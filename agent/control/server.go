@@ -82,7 +82,8 @@ type Deps struct {
 	Engines func(ctx context.Context) ([]registry.Engine, error) // the directory
 	Peers   func() []fleet.Row
 	Lookup  func(ctx context.Context, id string) (registry.Record, error)
-	Backlog func(now time.Time) []registry.Backlog
+	Backlog func(now time.Time) []registry.Backlog // by tier and model
+	Longest func(ctx context.Context, n int) (longest []registry.LaneBacklog, waiting int, err error)
 	Width   int // requests that one engine runs at most; 0 = not known
 	Metrics prometheus.Registerer
 	Log     *slog.Logger
@@ -111,7 +112,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if len(deps.Agents) == 0 || deps.Engines == nil || deps.Peers == nil || deps.Lookup == nil || deps.Backlog == nil || deps.Metrics == nil || deps.Log == nil {
+	if len(deps.Agents) == 0 || deps.Engines == nil || deps.Peers == nil || deps.Lookup == nil || deps.Backlog == nil || deps.Longest == nil || deps.Metrics == nil || deps.Log == nil {
 		return nil, errors.New("control: a dependency is nil; Deps needs all of them")
 	}
 	aborts := prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -56,7 +56,7 @@ func TestDirectAbort(t *testing.T) {
 		t.Fatal(err)
 	}
 	served, err := control.New(control.Config{}, control.Deps{
-		Agents: []control.Agent{node}, Engines: records.Engines, Peers: func() []fleet.Row { return nil }, Lookup: records.Lookup, Backlog: records.Backlog, Metrics: prometheus.NewRegistry(), Log: log,
+		Agents: []control.Agent{node}, Engines: records.Engines, Peers: func() []fleet.Row { return nil }, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Metrics: prometheus.NewRegistry(), Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

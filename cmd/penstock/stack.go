@@ -97,7 +97,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	s.grpc, err = control.New(opts.grpcKeys, control.Deps{
-		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Width: bounds.Concurrency, Metrics: metrics, Log: log,
+		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Longest: s.records.Longest, Width: bounds.Concurrency, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, usage("%w", err)

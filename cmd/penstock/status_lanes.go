@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -16,12 +19,16 @@ func newStatusLanes(c *caller, output *string) *cobra.Command {
 	var top int32
 	cmd := &cobra.Command{
 		Use:   "lanes",
-		Short: "What waits, by tier and model, and what it waits for",
-		Long: `lanes lists what waits in the whole fleet, the longest backlog first: how old the oldest is, how many run of how
-many that may (the width), and why the rest waits: no_engine, lane_width, the commonest gate of the engines
-(kv_high, prefill_busy, ...), or ok where it starts right now.`,
+		Short: "What waits, lane by lane, and what it waits for",
+		Long: `lanes lists what waits in the whole fleet: first by tier and model, then the lanes with the longest backlog. For
+each: how old the oldest is, how many run of how many that may (the width), and why the rest waits:
+  no_engine   no engine that takes work serves it
+  lane_width  an engine is free, and all that waits stands behind what runs of the same lane
+  kv_high ... the commonest gate of the engines that serve it
+  ok          it starts right now
+A lane is one tenant's: the list is for operators.`,
 		Example: `  penstock status lanes
-  penstock status lanes --top 5 -o json`,
+  penstock status lanes --top 5 -o json | jq '.lanes[] | select(.limited_by == "lane_width")'`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(checkOutput(*output), c.load(cmd.Flags())); err != nil {
 				return err
@@ -44,35 +51,62 @@ many that may (the width), and why the rest waits: no_engine, lane_width, the co
 }
 
 func writeBacklog(w io.Writer, answer *penstockv1.LanesResponse) error {
-	if answer.GetTotal() == 0 {
+	if problem := answer.GetProblem(); problem != "" {
+		_, _ = fmt.Fprintf(w, "lanes are missing: %s\n", problem)
+	}
+	if len(answer.GetClasses()) == 0 && answer.GetTotal() == 0 {
 		_, err := fmt.Fprintln(w, "nothing waits and nothing runs")
 		return err
 	}
 	t := table(w, "TIER", "MODEL", "BACKLOG", "TOKENS", "OLDEST", "WIDTH USED", "LIMITED BY")
+	for _, l := range answer.GetClasses() {
+		row(t, append([]any{l.GetTier(), l.GetModel()}, waits(l)...)...)
+	}
+	if err := t.Flush(); err != nil || answer.GetTotal() == 0 {
+		return err
+	}
+	_, _ = fmt.Fprintln(w)
+	t = table(w, "TENANT", "TIER", "TYPE", "MODEL", "POOL", "BACKLOG", "TOKENS", "OLDEST", "WIDTH USED", "LIMITED BY")
 	for _, l := range answer.GetLanes() {
-		row(t, l.GetTier(), l.GetModel(), l.GetBacklogRequests(), fmt.Sprintf("%.0f", l.GetBacklogTokens()), ago(l.GetOldestSeconds()),
-			fmt.Sprintf("%d/%d", l.GetRunningRequests(), l.GetWidth()), cmp.Or(l.GetLimitedBy(), "-"))
+		tenant := cmp.Or(l.GetTenant(), "-")
+		if strings.ContainsFunc(tenant, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			tenant = strconv.Quote(tenant)
+		}
+		row(t, append([]any{tenant, l.GetTier(), l.GetType(), l.GetModel(), cmp.Or(l.GetPool(), "-")}, waits(l)...)...)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	if shown, total := len(answer.GetLanes()), int(answer.GetTotal()); shown < total {
-		_, err := fmt.Fprintf(w, "%d of %d; --top %d shows all\n", shown, total, total)
+		_, err := fmt.Fprintf(w, "%d of %d lanes; --top %d shows all\n", shown, total, total)
 		return err
 	}
 	return nil
 }
 
-func writeBacklogJSON(w io.Writer, answer *penstockv1.LanesResponse) error {
-	lanes := []json.RawMessage{}
-	for _, l := range answer.GetLanes() {
-		raw, err := rawJSON(l)
-		if err != nil {
-			return err
-		}
-		lanes = append(lanes, raw)
+// waits are the cells of what waits.
+func waits(l *penstockv1.Lane) []any {
+	used := fmt.Sprint(l.GetRunningRequests())
+	if l.GetWidth() > 0 {
+		used += fmt.Sprintf("/%d", l.GetWidth())
 	}
-	return writeJSON(w, map[string]any{"apiVersion": "penstock/v1", "total": answer.GetTotal(), "lanes": lanes})
+	return []any{l.GetBacklogRequests(), fmt.Sprintf("%.0f", l.GetBacklogTokens()), ago(l.GetOldestSeconds()), used, cmp.Or(l.GetLimitedBy(), "-")}
+}
+
+func writeBacklogJSON(w io.Writer, answer *penstockv1.LanesResponse) error {
+	shown := map[string]any{"apiVersion": "penstock/v1", "total": answer.GetTotal(), "problem": answer.GetProblem()}
+	for name, list := range map[string][]*penstockv1.Lane{"lanes": answer.GetLanes(), "classes": answer.GetClasses()} {
+		rows := []json.RawMessage{}
+		for _, l := range list {
+			raw, err := rawJSON(l)
+			if err != nil {
+				return err
+			}
+			rows = append(rows, raw)
+		}
+		shown[name] = rows
+	}
+	return writeJSON(w, shown)
 }
 
 func newStatusRequest(c *caller, output *string) *cobra.Command {
