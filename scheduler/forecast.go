@@ -265,12 +265,12 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 // tpot is the limit that a request must leave the engine in: its own, or that of a
 // tier before its own.
 func (s *State) tpot(r *Request) time.Duration {
-	c, own := &s.tiers[s.tier(r)], r.SLOTPOT
-	if own == 0 {
-		own = c.SLOTPOT
+	c, limit := &s.tiers[s.tier(r)], r.SLOTPOT
+	if limit == 0 {
+		limit = c.SLOTPOT
 	}
 	if c.tpot > 0 {
-		own = min(own, c.tpot)
+		limit = min(limit, c.tpot)
 	}
-	return own
+	return limit
 }

@@ -201,9 +201,15 @@ func (s *State) rank(t time.Duration, x *head) (rank int, ahead bool) {
 	return rank, ahead
 }
 
+// creditShare is the part of the KV tokens that a tenant who comes back may be behind
+// the others. The law's own gap is far below VTC's bound, four times the KV tokens,
+// because what a start will cost is charged at once; this is taken out of the rest.
+const creditShare = 0.5
+
 // join lifts the counter of a tenant none of whose heads is known to wait.
 func (s *State) join(t time.Duration, x *head) {
-	counters, least, waiting := s.tiers[x.tier].fair, int64(0), false
+	counters := s.tiers[x.tier].fair
+	least, waiting := counters.Last(), false
 	for i := range s.heads.list[:s.heads.n] {
 		if e := &s.heads.list[i]; e.tier == x.tier && e.who != x.who && t-e.seen <= seenFor {
 			if n := counters.Tokens(e.who); !waiting || n < least {
@@ -211,7 +217,7 @@ func (s *State) join(t time.Duration, x *head) {
 			}
 		}
 	}
-	counters.Lift(x.who, int64(x.opened), least, waiting)
+	counters.Lift(x.who, int64(x.opened), least-int64(creditShare*float64(s.sample.KVTokens)))
 }
 
 // forget takes a head out that starts or will never run.

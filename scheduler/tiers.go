@@ -64,6 +64,10 @@ func ValidateTiers(tiers []Tier) error {
 	return nil
 }
 
+// pendShare is the part of slo_ttft that pending prompts may take while tenants or
+// tiers share the engine.
+const pendShare = 8
+
 // tier is one class at work.
 type tier struct {
 	Tier
@@ -71,8 +75,8 @@ type tier struct {
 	inflight int           // requests
 	tokens   int           // what they hold and are expected to
 	old      int           // of them, started for their age
-	ttft     time.Duration // the strictest limits of the tiers before it; 0 = there are none
-	tpot     time.Duration
+	ttft     time.Duration // the strictest slo_ttft, its own or of a tier before it
+	tpot     time.Duration // the strictest slo_tpot of the tiers before it; 0 = there are none
 }
 
 // newTiers makes the tiers of a configuration; without any there is one.
@@ -91,11 +95,11 @@ func newTiers(cfg *Config) []tier {
 		if t.SLOTPOT == 0 {
 			t.SLOTPOT = cfg.SLOTPOT
 		}
-		if i > 0 {
-			t.ttft, t.tpot = all[i-1].SLOTTFT, all[i-1].SLOTPOT
-		}
-		if i > 1 {
-			t.ttft, t.tpot = min(t.ttft, all[i-1].ttft), min(t.tpot, all[i-1].tpot)
+		if t.ttft = t.SLOTTFT; i > 0 {
+			before := &all[i-1]
+			if t.ttft, t.tpot = min(t.ttft, before.ttft), before.SLOTPOT; before.tpot > 0 {
+				t.tpot = min(t.tpot, before.tpot)
+			}
 		}
 	}
 	return all
@@ -119,14 +123,17 @@ func (c *tier) aged(t, opened time.Duration) bool {
 	return c.Age > 0 && c.old == 0 && t-opened > c.Age
 }
 
-// allows is what a tier's rules say about a request: its ceiling, and that beyond one
-// chunk what a tier has pending delays those before it by a part of their slo only.
+// allows is what a tier's rules say about a request: its ceiling; and while others run
+// here, prompts pending beyond one chunk wait outside, so that whoever comes next, of
+// this tier or one before it, is late by a part of the slo only. The engine's own queue
+// knows no order.
 func (s *State) allows(r *Request) reason.Reason {
-	t := &s.tiers[s.tier(r)]
+	i := s.tier(r)
+	t := &s.tiers[i]
 	if t.Ceiling < 1 && t.inflight > 0 && s.sample.KVTokens > 0 && float64(t.tokens+r.prompt()+r.expected()) > t.Ceiling*float64(s.sample.KVTokens) {
 		return reason.TierCeiling
 	}
-	if t.ttft > 0 && s.pendTokens > s.cfg.ColdTokens && s.speed.prefill(s.pendTokens) > t.ttft/lateShare {
+	if (i > 0 || t.fair.Shared(r.Tenant)) && s.pendTokens > s.cfg.ColdTokens && s.speed.prefill(s.pendTokens) > t.ttft/pendShare {
 		return reason.PrefillBusy
 	}
 	return reason.OK
@@ -153,6 +160,7 @@ func (s *State) enter(t time.Duration, r *Request, e *slot) {
 	c := &s.tiers[x.tier]
 	e.bill = bill{who: x.who, tier: x.tier, old: s.tiers[x.tier].aged(t, x.opened), tokens: e.prompt + e.expected, charged: x.cost}
 	c.fair.Charge(x.who, x.cost)
+	c.fair.Run(x.who, 1)
 	c.inflight++
 	c.tokens += e.bill.tokens
 	if e.bill.old {
@@ -177,6 +185,7 @@ func (s *State) grown(e *slot) {
 // it can be computed by now.
 func (s *State) exit(t time.Duration, e *slot) {
 	c := &s.tiers[e.bill.tier]
+	c.fair.Run(e.bill.who, -1)
 	c.inflight--
 	c.tokens -= e.bill.tokens
 	if e.bill.old {

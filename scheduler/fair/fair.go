@@ -30,11 +30,13 @@ type Counters struct {
 	all  []counter
 	hand int    // the place looked at first when room is wanted
 	last Tenant // left the queue last
+	live int    // tenants with something running
 }
 
 type counter struct {
 	key    uint64
 	tokens int64
+	runs   int   // requests that run
 	left   int64 // when the tenant's last waiting request was gone, in the caller's time; meaningful with gone
 	gone   bool
 	recent bool // looked at since the hand came by
@@ -65,6 +67,9 @@ func (c *Counters) room() int32 {
 		c.all[c.hand].recent = false
 	}
 	i := c.hand
+	if c.all[i].runs > 0 {
+		c.live--
+	}
 	c.hand = (c.hand + 1) % Most
 	delete(c.of, c.all[i].key)
 	return int32(i)
@@ -94,6 +99,27 @@ func (c *Counters) Charge(t Tenant, tokens int64) {
 	}
 }
 
+// Run notes that a request of a tenant starts, 1, or ends, -1.
+func (c *Counters) Run(t Tenant, sign int) {
+	e := c.at(t)
+	if e == nil {
+		return
+	}
+	before := e.runs > 0
+	if e.runs += sign; (e.runs > 0) != before {
+		c.live += sign
+	}
+}
+
+// Shared reports whether others than this tenant have something running.
+func (c *Counters) Shared(key uint64) bool {
+	if c.live == 1 {
+		i, ok := c.of[key]
+		return !ok || c.all[i].runs == 0
+	}
+	return c.live > 1
+}
+
 // Left notes that a tenant has nothing left that waits, at now in any unit.
 func (c *Counters) Left(t Tenant, now int64) {
 	if e := c.at(t); e != nil {
@@ -102,17 +128,16 @@ func (c *Counters) Left(t Tenant, now int64) {
 	}
 }
 
+// Last is the counter of who left the queue last.
+func (c *Counters) Last() int64 { return c.Tokens(c.last) }
+
 // Lift is for a tenant that waits again, with a request that came at opened. Had it
-// nothing in the queue until then, what it did not use meanwhile is forgone: its
-// counter rises to least, the lowest of those who wait, or where nobody does, as
-// waiting says, to that of who left the queue last.
-func (c *Counters) Lift(t Tenant, opened, least int64, waiting bool) {
-	e := c.at(t)
-	if e == nil || e.gone && opened <= e.left {
-		return
+// nothing in the queue until then, what it did not use meanwhile is forgone but for a
+// credit, and its counter rises to least: the lowest of those who wait, or where
+// nobody does, Last, less the credit. VTC has none; the gap between two tenants grows
+// by as much at most, and a burst of who uses little need not take turns.
+func (c *Counters) Lift(t Tenant, opened, least int64) {
+	if e := c.at(t); e != nil && (!e.gone || opened > e.left) {
+		e.tokens = max(e.tokens, least)
 	}
-	if !waiting {
-		least = c.Tokens(c.last)
-	}
-	e.tokens = max(e.tokens, least)
 }

@@ -11,36 +11,62 @@ func TestLift(t *testing.T) {
 		name          string
 		before        func(c *Counters, a Tenant)
 		opened, least int64
-		waiting       bool
 		want          int64
 	}{
-		{"a new one rises to the lowest that waits", func(*Counters, Tenant) {}, 5, 70, true, 70},
-		{"where nobody waits, to who left last", func(c *Counters, _ Tenant) {
-			b := c.Of(2)
-			c.Charge(b, 50)
-			c.Left(b, 1)
-		}, 5, 0, false, 50},
-		{"nobody ever waited", func(*Counters, Tenant) {}, 5, 0, false, 0},
+		{"a new one rises to the lowest that waits", func(*Counters, Tenant) {}, 5, 70, 70},
 		{"one that had a request in the queue all along keeps its counter", func(c *Counters, a Tenant) {
 			c.Charge(a, 10)
 			c.Left(a, 5)
-		}, 5, 70, true, 10},
+		}, 5, 70, 10},
 		{"one that had none does not", func(c *Counters, a Tenant) {
 			c.Charge(a, 10)
 			c.Left(a, 5)
-		}, 6, 70, true, 70},
-		{"nobody sinks", func(c *Counters, a Tenant) { c.Charge(a, 90) }, 5, 70, true, 90},
+		}, 6, 70, 70},
+		{"nobody sinks", func(c *Counters, a Tenant) { c.Charge(a, 90) }, 5, 70, 90},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			all := New()
 			a := all.Of(1)
 			c.before(all, a)
-			all.Lift(a, c.opened, c.least, c.waiting)
+			all.Lift(a, c.opened, c.least)
 			if got := all.Tokens(a); got != c.want {
 				t.Errorf("counter %d, want %d", got, c.want)
 			}
 		})
 	}
+}
+
+func TestLast(t *testing.T) {
+	all := New()
+	if got := all.Last(); got != 0 {
+		t.Errorf("Last is %d before anybody left, want 0", got)
+	}
+	a := all.Of(1)
+	all.Left(a, 1)
+	all.Charge(a, 50)
+	if got := all.Last(); got != 50 {
+		t.Errorf("Last is %d, want the 50 of who left", got)
+	}
+}
+
+func TestShared(t *testing.T) {
+	all := New()
+	a, b := all.Of(1), all.Of(2)
+	want := func(one, two, other bool) {
+		t.Helper()
+		if got := [3]bool{all.Shared(1), all.Shared(2), all.Shared(3)}; got != [3]bool{one, two, other} {
+			t.Errorf("shared with others for 1, 2 and one not known: %v, want %v", got, [3]bool{one, two, other})
+		}
+	}
+	want(false, false, false)
+	all.Run(a, 1)
+	all.Run(a, 1)
+	want(false, true, true)
+	all.Run(b, 1)
+	want(true, true, true)
+	all.Run(a, -1)
+	all.Run(a, -1)
+	want(true, false, true)
 }
 
 // Any use keeps at most Most tenants, each found again by its own key, and who was
