@@ -27,7 +27,7 @@ var allowed = map[string][]string{
 	"response/responsetest": {"response", "reason"},
 
 	"registry":              {"lane", "reason"},
-	"registry/door":         {"registry", "lane", "reason"},
+	"registry/door":         {"registry", "lane", "reason", "scheduler/fair"},
 	"registry/memory":       {"registry", "registry/door", "lane", "reason"},
 	"registry/registrytest": {"registry", "lane", "reason"},
 	"registry/redis":        {"registry", "lane", "reason"},
