@@ -38,9 +38,9 @@ func (t *tally) served(now time.Duration, v *visit) {
 	row[min(int((now-t.warm)/backlogWindow), len(row)-1)] += tokens
 }
 
-// fairness is that of the measured span; nil for one tenant.
+// fairness is that of the measured span; nil for one tenant of a tier.
 func (t *tally) fairness(all []outcome, kv int) *Fairness {
-	if t.tenants < 2 {
+	if t.tenants < 2 || t.tiers != nil {
 		return nil
 	}
 	windows, longest := len(t.service[0]), 0

@@ -59,6 +59,7 @@ type ticket struct {
 // lanes is a tenant's lane: one line in memory, several with a broker.
 type lanes struct {
 	key   lane.Key
+	rank  int // of its tier
 	own   door.Share
 	lines []*line
 }
@@ -91,6 +92,9 @@ func newGate(w *world, law scheduler.Law, oracle, alone bool) (*gate, error) {
 	g := &gate{w: w, oracle: oracle, alone: alone, door: door.New(epoch), prices: prices}
 	for i := range w.tally.tenants {
 		l := &lanes{key: lane.Key{Tier: "default", Type: "chat", Model: model, Tenant: strconv.Itoa(i)}}
+		if t := w.tally.tiers; t != nil {
+			l.key.Tier, l.rank = t[i].Name, i
+		}
 		for range w.tally.width {
 			l.lines = append(l.lines, &line{lane: l})
 		}
@@ -98,6 +102,7 @@ func newGate(w *world, law scheduler.Law, oracle, alone bool) (*gate, error) {
 	}
 	cfg := scheduler.DefaultConfig()
 	cfg.Law, cfg.Poll, cfg.SLOTTFT, cfg.SLOTPOT, cfg.Ready = law, poll, sloTTFT, sloTPOT, roomSize
+	cfg.Tiers = w.tally.tiers
 	for i := range w.units {
 		s, err := scheduler.New(cfg, epoch)
 		if err != nil {
@@ -119,14 +124,19 @@ func (g *gate) arrive(v *visit) {
 		ExpectedOut: g.prices.Output(cost.ClassOf(l.key), 0), Tenant: uint64(v.tenant), Class: mix(1, uint64(v.tenant)) | 1, Model: 1,
 		Opened: w.time(), Deadline: w.time().Add(deadline), SLOTTFT: sloTTFT, SLOTPOT: sloTPOT,
 	}
+	limit := deadline
+	if v.low {
+		t.req.Tier, t.req.SLOTTFT, t.req.Deadline = l.rank, lowLimit, w.time().Add(lowLimit)
+		limit = lowLimit
+	}
 	if g.oracle {
 		t.req.PromptTokens, t.req.ExpectedOut, t.req.Class, t.req.Model = v.Prompt, v.Output, 0, 0
 	}
 	t.tokens = t.req.PromptTokens + t.req.ExpectedOut
 	rate, firstToken := g.drain()
 	a, f := g.door.Judge(&door.Visitor{
-		ID: strconv.FormatUint(v.hash, 16), Lane: l.key, Fingerprint: mix(2, uint64(v.origin)) | 1, Tokens: t.tokens,
-		Limit: min(max(sloTTFT-firstToken, leastLimit), deadline), Own: l.own, Rate: rate,
+		ID: strconv.FormatUint(v.hash, 16), Lane: l.key, Rank: l.rank, Fingerprint: mix(2, uint64(v.origin)) | 1, Tokens: t.tokens,
+		Limit: min(max(t.req.SLOTTFT-firstToken, leastLimit), limit), Own: l.own, Rate: rate,
 	}, w.time())
 	if a.Reason != reason.OK {
 		w.refuse(v, a.RetryAfter)
@@ -170,7 +180,7 @@ func (g *gate) outstanding(t *ticket, open bool) {
 // count moves a ticket into the door's backlog or out of it.
 func (g *gate) count(t *ticket, sign int) {
 	t.counted = sign > 0
-	g.door.Shift(t.line.lane.key, 0, t.tokens, sign, &t.line.lane.own, g.w.time())
+	g.door.Shift(t.line.lane.key, t.line.lane.rank, t.tokens, sign, &t.line.lane.own, g.w.time())
 }
 
 // left is a request that leaves the backlog unstarted.

@@ -32,11 +32,12 @@ type Figures struct {
 	Even         float64        `json:"quartile_ratio"`            // the worst of them over the best
 	Recover      *float64       `json:"recover_seconds,omitempty"` // after a burst, see recovery
 	Tenants      []float64      `json:"tenants,omitempty"`         // goodput of each
-	Fairness     *Fairness      `json:"fairness,omitempty"`        // between tenants
-	Wasted       float64        `json:"wasted_tokens"`             // of all tokens computed or found, those of attempts that were not good
-	Hits         float64        `json:"prefix_hits"`               // of all tokens needed, those found in the prefix cache
-	NotGood      NotGood        `json:"not_good"`                  // why requests that an engine took were not good, over all shifts
-	Verdicts     map[string]int `json:"verdicts,omitempty"`        // what the scheduler told heads, over all shifts
+	Low          *LowTier       `json:"low_tier,omitempty"`
+	Fairness     *Fairness      `json:"fairness,omitempty"` // between tenants
+	Wasted       float64        `json:"wasted_tokens"`      // of all tokens computed or found, those of attempts that were not good
+	Hits         float64        `json:"prefix_hits"`        // of all tokens needed, those found in the prefix cache
+	NotGood      NotGood        `json:"not_good"`           // why requests that an engine took were not good, over all shifts
+	Verdicts     map[string]int `json:"verdicts,omitempty"` // what the scheduler told heads, over all shifts
 }
 
 // NotGood counts requests that an engine took and that were not good, by what was
@@ -65,7 +66,8 @@ func (n *NotGood) add(v *visit) {
 type tally struct {
 	profile    *Profile
 	tenants    int
-	width      int // lines of a lane
+	tiers      []scheduler.Tier // none for one; else tenant i is of tier i
+	width      int              // lines of a lane
 	warm, span time.Duration
 	verdicts   map[string]int
 	service    [][]float64    // weighed tokens of each tenant in each backlogWindow; empty for one tenant
@@ -76,7 +78,7 @@ type tally struct {
 }
 
 func newTally(p *Profile, c *Config) *tally {
-	t := &tally{profile: p, tenants: c.Workload.Tenants, width: c.Width, warm: c.Warm, span: c.Span, verdicts: map[string]int{}}
+	t := &tally{profile: p, tenants: c.Workload.Tenants, tiers: c.Workload.tiers(), width: c.Width, warm: c.Warm, span: c.Span, verdicts: map[string]int{}}
 	if t.tenants > 1 {
 		t.service = make([][]float64, t.tenants)
 		for i := range t.service {
@@ -150,7 +152,7 @@ func (t *tally) outcomes(w *world, arrivals []arrival) (all []outcome, ttft, gap
 		all[i].arrival, all[i].refused = arrivals[first+i], first+i < len(t.turned) && t.turned[first+i]
 	}
 	for _, v := range w.visits {
-		if v.origin < first || v.origin >= past {
+		if v.origin < first || v.origin >= past || v.low {
 			continue
 		}
 		o := &all[v.origin-first]
@@ -172,14 +174,14 @@ func (t *tally) outcomes(w *world, arrivals []arrival) (all []outcome, ttft, gap
 			o.own, o.ownTokens = true, v.Prompt+v.out
 		}
 	}
-	return all, ttft, gaps
+	return slices.DeleteFunc(all, func(o outcome) bool { return o.low }), ttft, gaps
 }
 
 // figures is the sum of a world that has run.
 func (t *tally) figures(w *world, arrivals []arrival) Figures {
 	all, ttft, gaps := t.outcomes(w, arrivals)
 	f := Figures{Verdicts: t.verdicts, TTFTp50: quantile(ttft, .5), TTFTp99: quantile(ttft, .99), GapP99: quantile(gaps, .99)}
-	if t.tenants > 1 {
+	if t.tenants > 1 && t.tiers == nil {
 		f.Tenants = make([]float64, t.tenants)
 	}
 	prompts := make([]int, len(all))
@@ -285,6 +287,9 @@ func (f *Figures) scalars() []*float64 {
 	if f.Recover != nil {
 		all = append(all, f.Recover)
 	}
+	if l := f.Low; l != nil {
+		all = append(all, &l.Answered, &l.Refused, &l.Left, &l.Drained, &l.TTFT)
+	}
 	if f.Fairness != nil {
 		all = append(all, f.Fairness.scalars()...)
 	}
@@ -296,6 +301,9 @@ func median(shifts []Figures) Figures {
 	m := Figures{Tenants: make([]float64, len(shifts[0].Tenants)), Verdicts: map[string]int{}}
 	if shifts[0].Recover != nil {
 		m.Recover = new(float64)
+	}
+	if shifts[0].Low != nil {
+		m.Low = &LowTier{}
 	}
 	if f := shifts[0].Fairness; f != nil {
 		m.Fairness = &Fairness{Without: make([]float64, len(f.Without))}

@@ -196,7 +196,7 @@ type cell struct {
 
 func (c *cell) run(shift int) error {
 	usual := c.cfg.arrivals(c.rate, shift)
-	arrivals := c.cfg.burst(usual, c.rate, shift)
+	arrivals := c.cfg.backlog(c.cfg.burst(usual, c.rate, shift))
 	t, w, err := c.play(shift, arrivals)
 	if err != nil {
 		return err
@@ -219,6 +219,13 @@ func (c *cell) run(shift int) error {
 			return err
 		}
 		f.Fairness.compare(f.Tenants, t0.figures(w0, others).Tenants)
+	}
+	if c.cfg.Workload.low > 0 {
+		_, w0, err := c.play(shift, usual)
+		if err != nil {
+			return err
+		}
+		f.Low = t.lowTier(w, w0)
 	}
 	c.shifts[shift] = f
 	return nil

@@ -115,6 +115,20 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
+// A backlog behind a tier is worked off, and each of its requests ends once.
+func TestTiers(t *testing.T) {
+	cfg := short(t, "tiers", "kv-bound", "forecast")
+	cfg.Workload.low = 1000
+	cfg.Shifts, cfg.Loads = 1, []float64{0.5}
+	r := replay(t, cfg)[0]
+	if l := r.Low; l.Answered+l.Refused+l.Left != 1000 || l.Answered < 990 || l.Drained <= 0 || l.TTFT < 0.9 {
+		t.Errorf("of the backlog: %+v", *l)
+	}
+	if r.Attainment < 0.95 || r.Attainment > 1 || r.Fairness != nil {
+		t.Errorf("the first tier attains %.3f beside it, fairness %v", r.Attainment, r.Fairness)
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for _, c := range []struct {
 		want   string

@@ -20,6 +20,7 @@ type Workload struct {
 	Name    string
 	Tenants int
 	Abuser  bool // tenant 0 sends far more than its part
+	low     int  // requests of a second tier, whose tenant is 1
 	streams []stream
 }
 
@@ -33,9 +34,12 @@ type stream struct {
 
 // Workloads are the names that Load knows beside files: conversations (Azure 2023),
 // the same with outputs five times as long, code completion (Azure 2023), long
-// prompts (Mooncake 2025), and eight tenants, conversation and code in turn, of whom
-// the first sends ten times as much as each other.
-func Workloads() []string { return []string{"conv", "conv-x5", "code", "mooncake", "tenants"} }
+// prompts (Mooncake 2025), eight tenants, conversation and code in turn, of whom the
+// first sends ten times as much as each other, and conversations with a backlog of
+// 20,000 short requests of a lower tier behind them.
+func Workloads() []string {
+	return []string{"conv", "conv-x5", "code", "mooncake", "tenants", "tiers"}
+}
 
 // Load makes a workload of a name or of a trace file.
 func Load(name string) (*Workload, error) {
@@ -55,6 +59,10 @@ func Load(name string) (*Workload, error) {
 		return one("mooncake_fast25_conversation.jsonl", 1)
 	case "tenants":
 		return tenants(conv, code)
+	case "tiers":
+		w, err := one(conv, 1)
+		w.Tenants, w.low = 2, lowRequests
+		return w, err
 	}
 	f, err := os.Open(name)
 	if err != nil {
@@ -111,6 +119,7 @@ type arrival struct {
 	tenant int
 	guess  float64 // the estimated prompt over the true one
 	extra  bool    // of a burst
+	low    bool    // of the second tier
 }
 
 // arrivals is what comes within span at rate requests per second: a piece of each

@@ -144,7 +144,7 @@ func (w *world) send(v *visit) {
 	v.hash = mix(w.seed, v.id)
 	w.visits = append(w.visits, v)
 	w.tally.sent(v)
-	if w.clients.Patience > 0 {
+	if w.clients.Patience > 0 && !v.low {
 		w.after(w.clients.Patience, func() { w.leave(v) })
 	}
 	w.front.arrive(v)

@@ -51,6 +51,7 @@ With more than one workload or load there are rows NAME-fixed too: the one setti
 Engines keep the prompts' blocks of 512 tokens that a trace's hash_ids name, as vLLM's prefix cache does.
 With --burst each policy also runs without it: recover_seconds is the time from its end until 95 %% as many of the same
 requests are good. With the workload tenants each policy also runs without the abuser.
+The workload tiers wants --load 0.5 --span 10m: low_tier is what becomes of its backlog.
 sim compare makes ratios of JSON rows.
 
 A profile file is YAML: engines or speeds (of each engine, such as [1, 0.4]), kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, and the

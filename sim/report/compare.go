@@ -109,10 +109,10 @@ func index(rows []sim.Row) table {
 	return t
 }
 
-// cells are those of a policy without bursts or retries, in order.
+// cells are those of a policy without bursts, retries or tiers, in order.
 func (t table) cells(policy string) (cells []sim.Cell) {
 	for c := range t[policy] {
-		if c.Scenario == "" {
+		if c.Scenario == "" && c.Workload != "tiers" {
 			cells = append(cells, c)
 		}
 	}
@@ -339,7 +339,7 @@ func held(w io.Writer, rows []sim.Row, rowsOf table, policy string) error {
 		_, _ = fmt.Fprintf(t, "goodput over %s\t%s\t%d\t>= %g, %s\t%.2f\t%.2f\t%s at %g\t%s\t\n", name, g.what, len(pairs), g.least, how,
 			o.mean, o.worst, place(o.at), o.at.ours.Load, yes(judged >= g.least))
 	}
-	calm := func(r *sim.Row) bool { return r.Scenario == "" }
+	calm := func(r *sim.Row) bool { return r.Scenario == "" && r.Low == nil }
 	limits(t, rows, policy, "preemptions per 1,000", "<= 1", calm, func(r *sim.Row) float64 { return -r.Preempted }, -1)
 	limits(t, rows, policy, "worst over best prompt quartile", ">= 0.8", calm, func(r *sim.Row) float64 { return r.Even }, even)
 	without := func(r *sim.Row) *sim.Row {
@@ -354,6 +354,9 @@ func held(w io.Writer, rows []sim.Row, rowsOf table, policy string) error {
 		func(r *sim.Row) bool { return strings.HasPrefix(r.Scenario, "retries") && without(r) != nil },
 		func(r *sim.Row) float64 { return r.GoodputOwn / without(r).GoodputOwn }, 0.9)
 	limits(t, rows, policy, "seconds to recover", "<= 4", func(r *sim.Row) bool { return r.Recover != nil }, func(r *sim.Row) float64 { return -*r.Recover }, -4)
+	tiered := func(r *sim.Row) bool { return r.Low != nil }
+	limits(t, rows, policy, "of the low tier's 20,000, not answered", "0", tiered, func(r *sim.Row) float64 { return -r.Low.Refused - r.Low.Left }, 0)
+	limits(t, rows, policy, "first tier's TTFT p99 over that without", "<= 1.05", tiered, func(r *sim.Row) float64 { return -r.Low.TTFT }, -1.05)
 	fair := func(r *sim.Row) bool { return calm(r) && r.Fairness != nil }
 	limits(t, rows, policy, "token gap over VTC's bound", "<= 1", fair, func(r *sim.Row) float64 { return -r.Fairness.Gap / r.Fairness.Bound }, -1)
 	limits(t, rows, policy, "others' goodput beside an abuser, up to load 2", ">= 0.95",

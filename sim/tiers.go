@@ -1,0 +1,87 @@
+package sim
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"penstock/scheduler"
+)
+
+// The workload "tiers": a first tier's conversations, and within 10 s from the start of
+// the measured span a second tier's backlog of short jobs, each of which may start within
+// ten minutes.
+const (
+	lowRequests = 20_000
+	lowArrive   = 10 * time.Second
+	lowLimit    = 10 * time.Minute
+	lowCeiling  = 0.1 // of the KV tokens
+)
+
+// LowTier is what becomes of the backlog of the workload "tiers", whose other figures
+// are the first tier's.
+type LowTier struct {
+	Answered float64 `json:"answered"`
+	Refused  float64 `json:"refused"`
+	Left     float64 `json:"left"`           // at the end of the replay
+	Drained  float64 `json:"drained"`        // seconds until the last one was answered; all that were measured where some are left
+	TTFT     float64 `json:"ttft_p99_ratio"` // of the first tier's requests until then, over that of the same ones without the backlog
+}
+
+// tiers are the gate's, none for one.
+func (w *Workload) tiers() []scheduler.Tier {
+	if w.low == 0 {
+		return nil
+	}
+	return []scheduler.Tier{
+		{Name: "high", Ceiling: 1, Age: 5 * time.Second},
+		{Name: "low", Ceiling: lowCeiling, Age: 2 * time.Minute, SLOTTFT: lowLimit},
+	}
+}
+
+// backlog adds the second tier's requests.
+func (c *Config) backlog(usual []arrival) []arrival {
+	if c.Workload.low == 0 {
+		return usual
+	}
+	all := slices.Clone(usual)
+	for i := range c.Workload.low {
+		h := mix(c.Seed+2, uint64(i))
+		at := c.Warm + lowArrive*time.Duration(i)/time.Duration(c.Workload.low)
+		all = append(all, arrival{Request: Request{At: at, Prompt: 32 + int(h%65), Output: 4 + int(h>>8%9)}, tenant: 1, guess: 1, low: true})
+	}
+	slices.SortStableFunc(all, func(a, b arrival) int { return cmp.Compare(a.At, b.At) })
+	return all
+}
+
+// lowTier is what became of it; without is the same world without it.
+func (t *tally) lowTier(w, without *world) *LowTier {
+	l := &LowTier{}
+	var last time.Duration
+	for _, v := range w.visits {
+		switch {
+		case !v.low:
+		case v.phase == over:
+			l.Answered++
+			last = max(last, v.last)
+		case v.phase == failed:
+			l.Refused++
+		default:
+			l.Left++
+		}
+	}
+	if l.Left > 0 {
+		last = w.now
+	}
+	p99 := func(w *world) float64 {
+		var ttft []time.Duration
+		for _, v := range w.visits {
+			if !v.low && v.first > 0 && v.At >= t.warm && v.At < last {
+				ttft = append(ttft, v.first-v.sent)
+			}
+		}
+		return quantile(ttft, .99)
+	}
+	l.Drained, l.TTFT = max(last-t.warm, 0).Seconds(), p99(w)/max(p99(without), 1e-9)
+	return l
+}
