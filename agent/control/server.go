@@ -130,6 +130,9 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		if s.keys, err = newKeyFiles(cfg, deps.Log); err != nil {
 			return nil, err
 		}
+		if err := deps.Metrics.Register(s.keys); err != nil {
+			return nil, err
+		}
 	}
 	s.health.SetServingStatus(Liveness, healthpb.HealthCheckResponse_SERVING)
 	for _, a := range deps.Agents {
@@ -189,6 +192,11 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	if s.keys != nil {
 		options = append(options, grpc.Creds(newEitherCredentials(s.keys)))
+		watching, stop := context.WithCancel(ctx)
+		var watcher sync.WaitGroup
+		watcher.Go(func() { s.keys.watch(watching) })
+		defer watcher.Wait()
+		defer stop()
 	}
 	srv := grpc.NewServer(options...)
 	healthpb.RegisterHealthServer(srv, s.health)

@@ -115,6 +115,9 @@ func (s *Server) engines(now time.Time, node string) ([]*penstockv1.EngineState,
 func (s service) Cluster(ctx context.Context, _ *penstockv1.ClusterRequest) (*penstockv1.ClusterResponse, error) {
 	engines, problem := s.cluster(ctx)
 	answer := &penstockv1.ClusterResponse{Engines: engines}
+	if s.keys != nil {
+		answer.Warnings = s.keys.ending(time.Now())
+	}
 	if problem != nil {
 		answer.Problem = problem.Error()
 	}

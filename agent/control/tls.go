@@ -3,14 +3,9 @@ package control
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
-	"log/slog"
 	"net"
-	"os"
-	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -117,72 +112,4 @@ func (c *begunConn) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	return c.Conn.Read(p)
-}
-
-// keyFiles are the server's certificate and the client CA, read again at the first
-// handshake after a file changed. Files that cannot be read leave the old ones in use.
-type keyFiles struct {
-	cfg Config
-	log *slog.Logger
-
-	mu      sync.Mutex // guards all below
-	stamp   string     // of the files as last read, well or not
-	current *tls.Config
-}
-
-func newKeyFiles(cfg Config, log *slog.Logger) (*keyFiles, error) {
-	k := &keyFiles{cfg: cfg, log: log, stamp: stampOf(cfg)}
-	var err error
-	k.current, err = k.read()
-	return k, err
-}
-
-func (k *keyFiles) config(*tls.ClientHelloInfo) (*tls.Config, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	stamp := stampOf(k.cfg)
-	if stamp == k.stamp {
-		return k.current, nil
-	}
-	k.stamp = stamp
-	next, err := k.read()
-	if err != nil {
-		k.log.Error("new grpc certificates cannot be used, the old ones stay", "err", err)
-		return k.current, nil
-	}
-	k.current = next
-	k.log.Info("grpc certificates read again", "cert", k.cfg.Cert)
-	return next, nil
-}
-
-func (k *keyFiles) read() (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(k.cfg.Cert, k.cfg.Key)
-	if err != nil {
-		return nil, fmt.Errorf("control: certificate %s, key %s: %w", k.cfg.Cert, k.cfg.Key, err)
-	}
-	c := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}
-	if k.cfg.ClientCA == "" {
-		return c, nil
-	}
-	authority, err := os.ReadFile(k.cfg.ClientCA)
-	if err != nil {
-		return nil, fmt.Errorf("control: client CA: %w", err)
-	}
-	c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.VerifyClientCertIfGiven
-	if !c.ClientCAs.AppendCertsFromPEM(authority) {
-		return nil, fmt.Errorf("control: client CA %s holds no certificate in PEM", k.cfg.ClientCA)
-	}
-	return c, nil
-}
-
-// stampOf changes when a file does.
-func stampOf(cfg Config) (stamp string) {
-	for _, path := range []string{cfg.Cert, cfg.Key, cfg.ClientCA} {
-		if info, err := os.Stat(path); err == nil {
-			stamp += fmt.Sprint(info.ModTime().UnixNano(), info.Size(), " ")
-		} else {
-			stamp += "- "
-		}
-	}
-	return stamp
 }

@@ -30,10 +30,13 @@ type authority struct {
 	t    *testing.T
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
+	life time.Duration // of what it signs
 }
 
-func newAuthority(t *testing.T, name string) *authority {
-	a := &authority{t: t}
+func newAuthority(t *testing.T, name string) *authority { return newAuthorityFor(t, name, time.Hour) }
+
+func newAuthorityFor(t *testing.T, name string, life time.Duration) *authority {
+	a := &authority{t: t, life: life}
 	var err error
 	a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check(t, err)
@@ -47,7 +50,7 @@ func newAuthority(t *testing.T, name string) *authority {
 }
 
 func (a *authority) sign(c *x509.Certificate, key *ecdsa.PublicKey) []byte {
-	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(a.life)
 	parent := a.cert
 	if parent == nil {
 		parent = c

@@ -132,14 +132,18 @@ func writeStatusJSON(w io.Writer, answer *penstockv1.ClusterResponse, text strin
 		Verdict    string            `json:"verdict"`
 		Healthy    bool              `json:"healthy"`
 		Problem    string            `json:"problem"`
+		Warnings   []string          `json:"warnings"`
 		Engines    []json.RawMessage `json:"engines"`
-	}{"penstock/v1", text, healthy, answer.GetProblem(), engines})
+	}{"penstock/v1", text, healthy, answer.GetProblem(), append([]string{}, answer.GetWarnings()...), engines})
 }
 
 func writeEngines(w io.Writer, answer *penstockv1.ClusterResponse, text string) error {
 	_, _ = fmt.Fprintln(w, text)
 	if problem := answer.GetProblem(); problem != "" {
 		_, _ = fmt.Fprintf(w, "engines may be missing: %s\n", problem)
+	}
+	for _, warning := range answer.GetWarnings() {
+		_, _ = fmt.Fprintf(w, "soon: %s\n", warning)
 	}
 	t := table(w, "NODE", "STATE", "KV", "RUN", "WAIT", "STARTED", "FREE TOKENS", "STEP", "SEEN", "MODELS", "WHY")
 	for _, e := range answer.GetEngines() {

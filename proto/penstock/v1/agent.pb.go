@@ -507,8 +507,9 @@ func (*ClusterRequest) Descriptor() ([]byte, []int) {
 
 type ClusterResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Engines       []*EngineState         `protobuf:"bytes,1,rep,name=engines,proto3" json:"engines,omitempty"` // by node
-	Problem       string                 `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"` // why the list may lack engines; "" = it is whole
+	Engines       []*EngineState         `protobuf:"bytes,1,rep,name=engines,proto3" json:"engines,omitempty"`   // by node
+	Problem       string                 `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`   // why the list may lack engines; "" = it is whole
+	Warnings      []string               `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"` // of the process asked, for people: what somebody has to do soon
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -555,6 +556,13 @@ func (x *ClusterResponse) GetProblem() string {
 		return x.Problem
 	}
 	return ""
+}
+
+func (x *ClusterResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
 }
 
 type LanesRequest struct {
@@ -1357,10 +1365,11 @@ const file_penstock_v1_agent_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"H\n" +
 	"\x12WatchStateResponse\x122\n" +
 	"\aengines\x18\x01 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\"\x10\n" +
-	"\x0eClusterRequest\"_\n" +
+	"\x0eClusterRequest\"{\n" +
 	"\x0fClusterResponse\x122\n" +
 	"\aengines\x18\x01 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\x12\x18\n" +
-	"\aproblem\x18\x02 \x01(\tR\aproblem\" \n" +
+	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x1a\n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\" \n" +
 	"\fLanesRequest\x12\x10\n" +
 	"\x03top\x18\x01 \x01(\x05R\x03top\"\xc9\x02\n" +
 	"\x04Lane\x12\x12\n" +
