@@ -13,9 +13,10 @@ import (
 func newKeys() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "keys",
-		Short:   "API keys",
-		Example: "  printf %s \"$KEY\" | penstock keys hash",
+		Short:   "API keys and the key of gossip",
+		Example: "  printf %s \"$KEY\" | penstock keys hash\n  penstock keys gossip /etc/penstock/gossip-key",
 	}
+	cmd.AddCommand(newKeysGossip())
 	cmd.AddCommand(&cobra.Command{
 		Use:   "hash",
 		Short: "Hash a key read from standard input, for the file of --api-keys",
