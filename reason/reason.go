@@ -30,6 +30,7 @@ const (
 	Late        // it has missed slo_ttft already; heads still in time go first
 	TierCeiling // its tier holds as much of the engine as it may
 	TierTurn    // a tier before its own waits for room
+	TenantTurn  // a tenant that has had far less waits for room
 	PeerFree    // another engine can start it now
 	RoomFull    // the ready room has no place for another head
 
@@ -94,7 +95,7 @@ const (
 var names = [end]string{
 	None: "none", OK: "ok", Probe: "probe",
 	KVHigh: "kv_high", KVBand: "kv_band", KVCredit: "kv_credit", KVForecast: "kv_forecast", StepsSlow: "steps_slow", WaitingHigh: "waiting_high",
-	WaitingSome: "waiting", PrefillBusy: "prefill_busy", Cold: "cold_start", Late: "late", TierCeiling: "tier_ceiling", TierTurn: "tier_turn", PeerFree: "peer_free", RoomFull: "room_full",
+	WaitingSome: "waiting", PrefillBusy: "prefill_busy", Cold: "cold_start", Late: "late", TierCeiling: "tier_ceiling", TierTurn: "tier_turn", TenantTurn: "tenant_turn", PeerFree: "peer_free", RoomFull: "room_full",
 	Stale: "stale", Blind: "blind", Stuck: "stuck", Asleep: "asleep", Draining: "draining", Starting: "starting",
 	GPULost: "gpu_lost", GPUFault: "gpu_fault",
 	Aborted: "aborted", DeadlinePassed: "queue_deadline_exceeded", TooLarge: "too_large", AlreadyDone: "already_done",

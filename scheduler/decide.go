@@ -19,6 +19,7 @@ const (
 func (s *State) Decide(now time.Time, r *Request) Verdict {
 	t := s.since(now)
 	s.flow.roll(t, s.closed)
+	s.relieve(t)
 	if why := s.dead(now, r); why != reason.None {
 		s.forget(t, r)
 		return Verdict{Action: Drop, Reason: why}

@@ -93,9 +93,20 @@ func (h *head) sooner(o *head) bool {
 	return h.hash < o.hash
 }
 
-// stoppedBy reports whether a head may not start because b, before it, cannot: that is of an
-// earlier tier, or in time.
-func (a *turn) stoppedBy(b *turn) bool { return a.class != b.class || a.late && !b.late }
+// stoppedBy reports whether a head may not start because b, before it, cannot: that is
+// of an earlier tier, or in time, or its tenant has had so much less that small prompts
+// must not pass it any more.
+func (a *turn) stoppedBy(b *turn, slack int64) bool {
+	return a.class != b.class || a.late && !b.late || a.tokens-b.tokens > slack
+}
+
+// slack is how far behind a tenant must be for its head to keep others out.
+func (s *State) slack() int64 {
+	if s.sample.KVTokens == 0 {
+		return 1 << 62
+	}
+	return int64(creditShare * float64(s.sample.KVTokens))
+}
 
 // turn is a head's place in the order while a first token takes prediction.
 func (s *State) turn(t, prediction time.Duration, h *head) turn {
@@ -229,28 +240,30 @@ func (s *State) forget(t time.Duration, r *Request) {
 	}
 }
 
-// yield says for whom a head that may start waits: for heads of a tier before its own
-// that wait for room, for as long as they are expected back; a late one also for heads
-// of its tier in the ready room that are in time.
+// yield says for whom a head that may start waits: for heads that wait for room and are
+// expected back, of a tier before its own or of a tenant far behind its own; a late one
+// also for heads of its tier in the ready room that are in time.
 func (s *State) yield(t time.Duration, r *Request, late bool) reason.Reason {
-	if !late && len(s.tiers) == 1 {
-		return reason.OK
-	}
 	tier, prediction := s.tier(r), s.speed.predict(s.pendTokens)
-	if s.tiers[tier].aged(t, s.opened(t, r)) {
+	c := &s.tiers[tier]
+	if c.aged(t, s.opened(t, r)) {
 		return reason.OK
 	}
 	class := s.class(tier)
+	behind := c.fair.Tokens(c.fair.Of(r.Tenant)) - s.slack()
 	for i := range s.heads.list[:s.heads.n] {
 		e := &s.heads.list[i]
+		inTime := t+prediction <= e.slo
 		switch {
 		case e.hash == r.Hash:
 		case e.tier != tier:
 			if e.room && t <= e.back && s.class(e.tier) < class {
 				return reason.TierTurn
 			}
-		case late && e.held && t-e.seen <= heldFor && t+prediction <= e.slo:
+		case late && inTime && e.held && t-e.seen <= heldFor:
 			return reason.Late
+		case e.room && t <= e.back && (late || inTime) && c.fair.Tokens(e.who) < behind:
+			return reason.TenantTurn
 		}
 	}
 	return reason.OK

@@ -61,6 +61,7 @@ func (s *State) Observe(now time.Time, p Sample) {
 	s.settle(t, asked-s.cfg.Visible)
 	s.latch()
 	s.flow.roll(t, s.closed)
+	s.relieve(t)
 }
 
 // Condition says whether the engine can be judged and used: OK, Stale (both

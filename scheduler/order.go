@@ -15,6 +15,7 @@ import (
 func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 	t := s.since(now)
 	s.flow.roll(t, s.closed)
+	s.relieve(t)
 	heads = heads[:min(len(heads), 32)]
 	for i := range heads {
 		if why := s.dead(now, &heads[i]); why != reason.None {
@@ -25,7 +26,7 @@ func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 	first, stop, firstWhy := -1, -1, reason.None
 	var all [32]head
 	var turns [32]turn
-	prediction := s.speed.predict(s.pendTokens)
+	prediction, slack := s.speed.predict(s.pendTokens), s.slack()
 	for i := range heads {
 		all[i] = s.head(t, &heads[i])
 		turns[i] = s.turn(t, prediction, &all[i])
@@ -33,7 +34,7 @@ func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 	var tried uint64
 	for range heads {
 		i := next(turns[:len(heads)], tried)
-		if stop >= 0 && turns[i].stoppedBy(&turns[stop]) {
+		if stop >= 0 && turns[i].stoppedBy(&turns[stop], slack) {
 			break
 		}
 		tried |= 1 << i
@@ -46,6 +47,9 @@ func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 		}
 		if first < 0 {
 			first, firstWhy = i, why
+		}
+		if why == reason.KVBand {
+			break // else who has more heads draws more often
 		}
 		if stop < 0 && turns[i].class > 0 && why != reason.TierCeiling {
 			stop = i
@@ -91,7 +95,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 	case reason.Starting:
 		v.After = startPause
 	default:
-		e.room = why != reason.TierCeiling && why != reason.TierTurn && why != reason.Late
+		e.room = why != reason.TierCeiling && why != reason.TierTurn && why != reason.TenantTurn && why != reason.Late
 		s.flow.limited = s.flow.limited || why != reason.TierCeiling
 		v.After = s.pause(rank, r, why)
 		if s.soon(why) && (s.cfg.Ready == 0 || rank <= s.cfg.Ready) && !(ahead && s.late(t, r)) { // the ready room is for heads in time, while there are any

@@ -201,6 +201,7 @@ type State struct {
 	lengths  lengths
 	forecast forecast
 	tiers    []tier
+	relieved time.Duration // when relief was last looked at
 	steps    stepModel
 
 	sample   Sample

@@ -94,12 +94,20 @@ func (sc *script) run(words []string) string {
 	}
 	defer sc.unused()
 	switch words[0] {
+	case "tiers": // a new state with tiers, first goes first: name:floor:ceiling:age
+		sc.tiers(names)
+	case "backlog":
+		sc.s.SetBacklog(sc.number("tier", 0), sc.number("n", 0))
+	case "relief": // tiers that have it
+		return fmt.Sprintf("%b", sc.s.View(sc.now).Relief)
 	case "observe": // the next page, 50 ms later
 		sc.now = sc.now.Add(50 * time.Millisecond)
 		sc.observe()
-	case "poll": // the last sample again, every 50 ms for the given time
+	case "poll": // the last sample again, every 50 ms for the given time; moving: with tokens
+		moving := sc.number("moving", 0)
 		for end := sc.now.Add(duration(sc, names[0])); sc.now.Before(end); {
 			sc.now = sc.now.Add(50 * time.Millisecond)
+			sc.last.Tokens += float64(moving)
 			sc.last.At, sc.last.Asked, sc.last.Restarted = sc.now, sc.now, false
 			sc.s.Observe(sc.now, sc.last)
 		}
@@ -176,6 +184,25 @@ func (sc *script) start(names []string) string {
 	return strings.Join(order, ", ")
 }
 
+func (sc *script) tiers(names []string) {
+	cfg := DefaultConfig()
+	for _, n := range names {
+		t := Tier{Ceiling: 1}
+		part := strings.Split(n, ":")
+		t.Name, t.Age = part[0], duration(sc, part[3])
+		if _, err := fmt.Sscan(part[1]+" "+part[2], &t.Floor, &t.Ceiling); err != nil {
+			sc.bad = err
+		}
+		cfg.Tiers = append(cfg.Tiers, t)
+	}
+	s, err := New(cfg, sc.s.start)
+	if err != nil {
+		sc.bad = err
+		return
+	}
+	sc.s = s
+}
+
 func (sc *script) warm(rate int) {
 	for i := range 4 {
 		r := Request{PromptTokens: rate / 10, Sequences: 1, Stream: true, Hash: uint64(i)}
@@ -205,6 +232,7 @@ func (sc *script) request(name string) Request {
 	r := Request{
 		Hash: 1, PromptTokens: sc.number("prompt", 100), SafePrompt: sc.number("safe", 0), ExpectedOut: sc.number("out", 200), Sequences: sc.number("n", 1),
 		Opened: sc.now.Add(-sc.span("waited", 0)), Deadline: sc.now.Add(sc.span("deadline", 30*time.Second)),
+		Tier: sc.number("tier", 0), Tenant: uint64(sc.number("tenant", 0)),
 		SLOTTFT: sc.span("slo", 2*time.Second), SLOTTFTNamed: sc.args["named"] != "", Stream: sc.args["plain"] == "", Aborted: sc.args["aborted"] != "",
 	}
 	for _, flag := range []string{"named", "plain", "aborted"} {
@@ -223,7 +251,7 @@ func (sc *script) request(name string) Request {
 // unused fails a script that has a key nobody reads.
 func (sc *script) unused() {
 	for k := range sc.args {
-		if !strings.Contains(" many kv ago running waiting k ranks tokens step prompt safe out n waited deadline slo rate free age ", " "+k+" ") {
+		if !strings.Contains(" many kv ago running waiting k ranks tokens step prompt safe out n waited deadline slo rate free age tier tenant moving ", " "+k+" ") {
 			sc.bad = fmt.Errorf("unknown argument %s", k)
 		}
 	}

@@ -18,7 +18,7 @@ const MostTiers = 16
 type Tier struct {
 	Name    string
 	Floor   float64       // while it holds less it goes before tiers that have their own floor; 0 = none
-	Ceiling float64       // it never holds more, but one request may always run; 1 = no limit
+	Ceiling float64       // it never holds more but under relief, and one request may always run; 1 = no limit
 	Age     time.Duration // a head that has waited longer goes before all others, one of them at a time; 0 = never
 	SLOTTFT time.Duration // limits of its requests, for which tiers after it leave room; 0 = Config's
 	SLOTPOT time.Duration
@@ -71,6 +71,7 @@ const pendShare = 8
 // tier is one class at work.
 type tier struct {
 	Tier
+	relief   relief
 	fair     *fair.Counters
 	inflight int           // requests
 	tokens   int           // what they hold and are expected to
@@ -130,7 +131,7 @@ func (c *tier) aged(t, opened time.Duration) bool {
 func (s *State) allows(r *Request) reason.Reason {
 	i := s.tier(r)
 	t := &s.tiers[i]
-	if t.Ceiling < 1 && t.inflight > 0 && s.sample.KVTokens > 0 && float64(t.tokens+r.prompt()+r.expected()) > t.Ceiling*float64(s.sample.KVTokens) {
+	if t.full(r.prompt()+r.expected(), s.sample.KVTokens) {
 		return reason.TierCeiling
 	}
 	if (i > 0 || t.fair.Shared(r.Tenant)) && s.pendTokens > s.cfg.ColdTokens && s.speed.prefill(s.pendTokens) > t.ttft/pendShare {
