@@ -60,8 +60,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("agent: Grace is %v; set 0 or more", c.Grace)
 	case c.LeaveAfter < 0:
 		return fmt.Errorf("agent: LeaveAfter is %v; set 0 (at once) or more", c.LeaveAfter)
-	case c.Room < 0 || c.Room > 32:
-		return fmt.Errorf("agent: Room is %d; set 0 (no room) to 32", c.Room)
+	case c.Room < 0 || c.Room >= scheduler.MostHeads:
+		return fmt.Errorf("agent: Room is %d; set 0 (no room) to %d", c.Room, scheduler.MostHeads-1)
 	case c.RoomPerLane < 0 || c.RoomPerLane > c.Room:
 		return fmt.Errorf("agent: RoomPerLane is %d; set 0 to Room (%d)", c.RoomPerLane, c.Room)
 	case c.RoomHold <= 0 || c.RoomHold > 5*time.Second:

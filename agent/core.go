@@ -90,14 +90,18 @@ func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (
 	c.room.add(h, req)
 	refused := c.fill(now)
 	i := c.room.find(h)
-	switch {
-	case i < 0:
-	case !fits:
+	if i >= 0 && v.Action == scheduler.Start {
+		h.hold = refused
+	}
+	if i >= 0 && fits && c.room.full() {
+		fits = false
+		i = c.sched.Last(now, c.room.reqs)
+		full.After = c.room.heads[i].hold.After
+	}
+	if i >= 0 && !fits {
 		c.leave(now, i, full)
-	default:
-		if v.Action == scheduler.Start {
-			h.hold = refused
-		}
+	}
+	if c.room.find(h) >= 0 {
 		c.note(now, m.ID, req, answer{Verdict: h.hold})
 	}
 	return answer{}, h

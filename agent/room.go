@@ -38,11 +38,8 @@ func newRoom(size, perLane int) room {
 	}
 }
 
-// free reports whether a head of k may stay: size heads in all, perLane of one lane.
+// free reports whether a head of k may stay: perLane of one lane.
 func (r *room) free(k lane.Key) bool {
-	if len(r.heads) >= r.size {
-		return false
-	}
 	n := 0
 	for _, h := range r.heads {
 		if h.lane == k {
@@ -51,6 +48,9 @@ func (r *room) free(k lane.Key) bool {
 	}
 	return n < r.perLane
 }
+
+// full reports whether one has to leave.
+func (r *room) full() bool { return len(r.heads) > r.size }
 
 func (r *room) add(h *head, req *scheduler.Request) {
 	r.heads = append(r.heads, h)

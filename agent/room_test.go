@@ -42,18 +42,30 @@ func TestRoomBounds(t *testing.T) {
 		for i := range 4 {
 			in = append(in, n.deliver(n.message(4, big, tenant(fmt.Sprint(10+i)))))
 		}
+		time.Sleep(time.Millisecond)
 		ninth := n.deliver(n.message(4, big, tenant("99")))
 		if len(ninth) != 1 || len(n.held()) != 8 {
 			t.Fatalf("ninth: got %d answers and %d in the room, want suspended and 8", len(ninth), len(n.held()))
 		}
-		d := n.debug().Decisions[0]
-		if d.Action != "suspend" || d.Reason != reason.RoomFull.String() || d.After < queue.MinSuspend {
-			t.Errorf("ninth: got %+v, want suspend, room_full with a pause", d)
+		if d := n.debug().Decisions[0]; d.Action != "suspend" || d.After < queue.MinSuspend {
+			t.Errorf("ninth: got %+v, want suspend with a pause", d)
 		}
+		// One whose turn is before theirs takes the last one's place.
+		urgent := n.deliver(n.message(4, big, tenant("98"), func(m *queue.Message) { m.Deadline = m.Deadline.Add(-time.Second) }))
+		if len(urgent) != 0 || len(n.held()) != 8 {
+			t.Fatalf("urgent: got %d answers and %d in the room, want held and 8", len(urgent), len(n.held()))
+		}
+		left := 0
 		for _, r := range in {
+			left += len(r)
+		}
+		if d := n.debug().Decisions[1]; left != 1 || d.Reason != reason.RoomFull.String() {
+			t.Errorf("%d left the room, the last decisions are %+v; want one, room_full", left, n.debug().Decisions[:2])
+		}
+		for _, r := range append(in, urgent) {
 			<-r
 		}
-		if took := time.Since(from); took != n.cfg.RoomHold {
+		if took := time.Since(from); took != n.cfg.RoomHold+time.Millisecond {
 			t.Errorf("held for %v, want %v", took, n.cfg.RoomHold)
 		}
 		if len(n.held()) != 0 {
@@ -111,6 +123,26 @@ func TestRoomArrival(t *testing.T) {
 		c.done()
 		<-small
 		<-old
+	})
+}
+
+// TestLoneLane: nothing is held on an idle engine, whatever its tenant had before.
+func TestLoneLane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newStage(t).run()
+		time.Sleep(time.Second)
+		for range 20 {
+			from := time.Now()
+			r := n.deliver(n.message(4, big, tenant("a")))
+			c := <-n.fake.calls
+			if took := time.Since(from); took != 0 {
+				t.Fatalf("started after %v, want at once", took)
+			}
+			c.token(1)
+			c.done()
+			<-r
+			time.Sleep(100 * time.Millisecond)
+		}
 	})
 }
 

@@ -107,6 +107,7 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 		return nil, err
 	}
 	cfg.Scheduler.Poll = min(cfg.Scraper.Interval, 250*time.Millisecond) // of fresh; at most what scheduler allows
+	cfg.Scheduler.Ready = cfg.Room
 	sched, err := scheduler.New(cfg.Scheduler, time.Now())
 	if err != nil {
 		return nil, err

@@ -24,19 +24,23 @@ const (
 
 // head is a request that was told "not now".
 type head struct {
-	hash     uint64
-	who      fair.Tenant
-	tier     int
-	cost     int64 // what its start will be charged
-	ahead    int64 // what the starts of its tenant's heads before it will, as of its last sight
-	opened   time.Duration
-	deadline time.Duration
-	slo      time.Duration // its first token is in time until here
-	seen     time.Duration
-	back     time.Duration // it is expected back by then
-	room     bool          // what it waits for is room
-	held     bool
-	passes   uint8
+	times
+	who    fair.Tenant
+	tier   int
+	cost   int64         // what its start will be charged
+	ahead  int64         // what the starts of its tenant's heads before it will, as of its last sight
+	slo    time.Duration // its first token is in time until here
+	seen   time.Duration
+	back   time.Duration // it is expected back by then
+	room   bool          // what it waits for is room
+	held   bool
+	passes uint8
+}
+
+// times tell heads apart that are alike otherwise.
+type times struct {
+	deadline, opened time.Duration
+	hash             uint64
 }
 
 // heads remembers who waits, by last sight. When it is full the one not seen for
@@ -64,7 +68,7 @@ func (h *heads) remove(i int) {
 
 // turn is a head's place in the order: the lesser starts first.
 type turn struct {
-	*head
+	times
 	class  int // see State.class; 0 is a head older than its tier's age
 	late   bool
 	tokens int64 // its tenant's counter
@@ -79,11 +83,10 @@ func (a *turn) before(b *turn) bool {
 	case a.tokens != b.tokens:
 		return a.tokens < b.tokens
 	}
-	return a.sooner(b.head)
+	return a.sooner(&b.times)
 }
 
-// sooner is the order of what is alike otherwise.
-func (h *head) sooner(o *head) bool {
+func (h *times) sooner(o *times) bool {
 	switch {
 	case h.deadline != o.deadline:
 		return h.deadline < o.deadline
@@ -112,14 +115,14 @@ func (s *State) slack() int64 {
 func (s *State) turn(t, prediction time.Duration, h *head) turn {
 	c := &s.tiers[h.tier]
 	if c.aged(t, h.opened) {
-		return turn{head: h} // the oldest of its kind; nobody is late who goes first
+		return turn{times: h.times} // the oldest of its kind; nobody is late who goes first
 	}
-	return turn{h, s.class(h.tier), t+prediction > h.slo, h.ahead + c.fair.Tokens(h.who)}
+	return turn{h.times, s.class(h.tier), t+prediction > h.slo, h.ahead + c.fair.Tokens(h.who)}
 }
 
 // head is what is remembered of a request.
 func (s *State) head(t time.Duration, r *Request) head {
-	h := head{hash: r.Hash, tier: s.tier(r), cost: fair.Cost(r.prompt(), r.expected()), opened: s.opened(t, r), deadline: maxDeadline}
+	h := head{times: times{maxDeadline, s.opened(t, r), r.Hash}, tier: s.tier(r), cost: fair.Cost(r.prompt(), r.expected())}
 	h.who = s.tiers[h.tier].fair.Of(r.Tenant)
 	if !r.Deadline.IsZero() {
 		h.deadline = s.since(r.Deadline)
@@ -158,7 +161,7 @@ func (s *State) note(t time.Duration, r *Request) (e *head, rank int, ahead bool
 			continue
 		case e.who == x.who && e.tier == x.tier:
 			mates = true
-			if e.sooner(&x) {
+			if e.sooner(&x.times) {
 				x.ahead += e.cost
 			}
 		}
@@ -200,7 +203,7 @@ func (s *State) rank(t time.Duration, x *head) (rank int, ahead bool) {
 		} else if late != own.late {
 			before = own.late
 		} else if e.who == x.who {
-			before = e.sooner(x)
+			before = e.sooner(&x.times)
 		} else {
 			before = e.ahead+c.fair.Tokens(e.who) < own.tokens
 		}

@@ -10,13 +10,13 @@ import (
 // Suspend (a peer is free for it). They are tried in their order; one that is stopped
 // keeps out those of later tiers, and late ones of its own if it is in time. Index
 // -1: none may start, and the Verdict says why; call it again after every event
-// and after every index >= 0. At most 32 heads are looked at; the zero Verdict is for
+// and after every index >= 0. At most MostHeads are looked at; the zero Verdict is for
 // none at all.
 func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 	t := s.since(now)
 	s.flow.roll(t, s.closed)
 	s.relieve(t)
-	heads = heads[:min(len(heads), 32)]
+	heads = heads[:min(len(heads), MostHeads)]
 	for i := range heads {
 		if why := s.dead(now, &heads[i]); why != reason.None {
 			s.forget(t, &heads[i])
@@ -24,16 +24,11 @@ func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 		}
 	}
 	first, stop, firstWhy := -1, -1, reason.None
-	var all [32]head
-	var turns [32]turn
-	prediction, slack := s.speed.predict(s.pendTokens), s.slack()
-	for i := range heads {
-		all[i] = s.head(t, &heads[i])
-		turns[i] = s.turn(t, prediction, &all[i])
-	}
+	var all [MostHeads]turn
+	turns, slack := s.turns(&all, t, heads), s.slack()
 	var tried uint64
 	for range heads {
-		i := next(turns[:len(heads)], tried)
+		i := next(turns, tried)
 		if stop >= 0 && turns[i].stoppedBy(&turns[stop], slack) {
 			break
 		}
@@ -63,6 +58,32 @@ func (s *State) Pick(now time.Time, heads []Request) (int, Verdict) {
 		return first, v
 	}
 	return -1, v
+}
+
+// Last is the head that others in the ready room go before: the one to leave when it
+// is full. heads has at least one, at most MostHeads.
+func (s *State) Last(now time.Time, heads []Request) int {
+	var all [MostHeads]turn
+	turns, last := s.turns(&all, s.since(now), heads), 0
+	for i := range turns {
+		if turns[last].before(&turns[i]) {
+			last = i
+		}
+	}
+	return last
+}
+
+// MostHeads is how many heads the ready room may have.
+const MostHeads = 32
+
+// turns are those of heads, in their order.
+func (s *State) turns(all *[MostHeads]turn, t time.Duration, heads []Request) []turn {
+	prediction := s.speed.predict(s.pendTokens)
+	for i := range heads {
+		x := s.head(t, &heads[i])
+		all[i] = s.turn(t, prediction, &x)
+	}
+	return all[:len(heads)]
 }
 
 // next is the first in order of those not tried.

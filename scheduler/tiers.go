@@ -68,6 +68,16 @@ func ValidateTiers(tiers []Tier) error {
 // tiers share the engine.
 const pendShare = 8
 
+// Rank is the place of the tier with this name; of one that is not known, the last.
+func Rank(tiers []Tier, name string) int {
+	for i := range tiers {
+		if tiers[i].Name == name {
+			return i
+		}
+	}
+	return max(len(tiers)-1, 0)
+}
+
 // tier is one class at work.
 type tier struct {
 	Tier

@@ -43,14 +43,19 @@ func (a *agent) handle(t *ticket) {
 	t.hold, t.entered = v, a.g.w.now
 	a.heads, a.reqs = append(a.heads, t), append(a.reqs, t.req)
 	refused := a.fill()
-	switch i := slices.Index(a.heads, t); {
-	case i < 0:
-	case !fits:
+	i := slices.Index(a.heads, t)
+	if i >= 0 && v.Action == scheduler.Start {
+		t.hold = refused
+	}
+	if i >= 0 && fits && len(a.heads) > roomSize {
+		fits = false
+		i = a.sched.Last(a.now(), a.reqs)
+		full.After = a.heads[i].hold.After
+	}
+	if i >= 0 && !fits {
 		a.leave(i, full)
-	default:
-		if v.Action == scheduler.Start {
-			t.hold = refused
-		}
+	}
+	if slices.Contains(a.heads, t) {
 		entered := t.entered
 		a.g.w.after(roomHold, func() {
 			if i := slices.Index(a.heads, t); i >= 0 && t.entered == entered {
@@ -68,7 +73,7 @@ func (a *agent) free(l *lanes) bool {
 			n++
 		}
 	}
-	return len(a.heads) < roomSize && n < roomPerLane
+	return n < roomPerLane
 }
 
 // fill starts heads from the room while Pick finds one that may.
