@@ -19,6 +19,7 @@ type Summary struct {
 	GapP99        time.Duration
 	Refused       map[string]int // attempts that got no token, by reason
 	Untold        int            // refusals (429, 503, 504) without Retry-After
+	Told          time.Duration  // the median Retry-After of those that have one
 	Quartiles     [4]float64     // share of good requests by prompt-length quartile, shortest first
 	WastedTokens  int            // output tokens received by requests that did not end good
 	Returned      int            // attempts made after a refusal that told when to come back
@@ -45,7 +46,7 @@ func Between(outcomes []Outcome, from, to time.Duration) Summary {
 // Summarize counts what came of a workload.
 func Summarize(outcomes []Outcome) Summary {
 	s := Summary{Requests: len(outcomes), Refused: map[string]int{}}
-	var ttft, gaps []time.Duration
+	var ttft, gaps, told []time.Duration
 	var tokens int
 	lengths := make([]int, 0, len(outcomes))
 	for i := range outcomes {
@@ -65,6 +66,8 @@ func Summarize(outcomes []Outcome) Summary {
 			}
 			if a.Status >= 429 && a.RetryAfter == 0 {
 				s.Untold++
+			} else if a.Status >= 429 {
+				told = append(told, a.RetryAfter)
 			}
 			if k > 0 && o.Attempts[k-1].RetryAfter > 0 {
 				s.Returned++
@@ -85,6 +88,7 @@ func Summarize(outcomes []Outcome) Summary {
 		s.Goodput = float64(s.Good) / s.Span.Seconds()
 		s.TokenGoodput = float64(tokens) / s.Span.Seconds()
 	}
+	s.Told = quantile(told, 0.5)
 	s.TTFTp50, s.TTFTp99 = quantile(ttft, 0.5), quantile(ttft, 0.99)
 	s.GapP99, s.GapMax = quantile(gaps, 0.99), quantile(gaps, 1)
 	slices.Sort(lengths)

@@ -33,7 +33,7 @@ type options struct {
 	warm, span, tail  time.Duration
 	divide            int
 	longer            int
-	patience          time.Duration
+	patience, giveUp  time.Duration
 	retries           int
 	obey              bool
 	seed              uint64
@@ -58,6 +58,7 @@ func run() error {
 	flag.IntVar(&o.longer, "longer", 4, "prompts are then this much longer: so many bytes of English are a token, and one is for the test model")
 	flag.DurationVar(&o.patience, "patience", 10*time.Second, "close without a first token by then")
 	flag.IntVar(&o.retries, "retries", 0, "attempts after a refusal")
+	flag.DurationVar(&o.giveUp, "give-up", 0, "no attempt begins later than this after the first; --tail should be as long; 0 = no limit")
 	flag.BoolVar(&o.obey, "obey-retry-after", false, "come back exactly at Retry-After")
 	flag.Uint64Var(&o.seed, "seed", 1, "workload seed")
 	flag.StringVar(&o.name, "name", "run", "name of the row")
@@ -140,7 +141,7 @@ func (o *options) arrivals(shapes []load.Shape, rate float64, seed uint64) []loa
 func (o *options) config(arrivals []load.Arrival) load.Config {
 	return load.Config{
 		URL: o.url, Model: o.model, Arrivals: arrivals, BytesPerToken: 1, Patience: o.patience,
-		Retries: o.retries, ObeyRetry: o.obey, Backoff: time.Second, SLO: load.DefaultSLO, Seed: o.seed,
+		GiveUp: o.giveUp, Retries: o.retries, ObeyRetry: o.obey, Backoff: time.Second, SLO: load.DefaultSLO, Seed: o.seed,
 	}
 }
 
@@ -151,6 +152,9 @@ func note(s load.Summary) string {
 		parts = append(parts, fmt.Sprintf("%s %d", why, n))
 	}
 	slices.Sort(parts)
+	if s.Told > 0 {
+		parts = append(parts, fmt.Sprintf("half were told to return within %.0f s", s.Told.Seconds()))
+	}
 	if s.Returned > 0 {
 		parts = append(parts, fmt.Sprintf("%d returned as told, of whom %.0f %% were admitted", s.Returned, 100*float64(s.ReturnStarted)/float64(s.Returned)))
 	}
