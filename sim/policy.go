@@ -100,19 +100,22 @@ func none(capacity) []setting {
 // token in time: the own prefill counted, or even, by penstock's own rule.
 func concurrency(even bool) func(capacity) []setting {
 	return func(capacity) (out []setting) {
-		for _, n := range []int{8, 16, 32, 48, 64, 96, 128, 192, 256} {
+		for _, n := range inflights {
 			out = append(out, setting{fmt.Sprintf("%d in flight, shed", n), nil, inFront(rules{pass: below(n), shed: true, even: even})})
 		}
 		return out
 	}
 }
 
+// inflights are the requests in an engine to try, for policies that bound them.
+var inflights = []int{4, 8, 16, 32, 48, 64, 96, 128, 192, 256}
+
 // waits are the longest waits in line to try, for policies that have one.
 var waits = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, sloTTFT}
 
 // boundedQueue holds at most n in each engine, the others wait at most ttl.
 func boundedQueue(capacity) (out []setting) {
-	for _, n := range []int{8, 16, 32, 64, 96, 128, 256} {
+	for _, n := range inflights {
 		for _, ttl := range waits {
 			out = append(out, setting{fmt.Sprintf("%d in flight, wait %v", n, ttl), nil, inFront(rules{pass: below(n), ttl: ttl})})
 		}
@@ -146,17 +149,17 @@ func gaugeBelow(stop, reopen float64, waiting int) func(*queue, *visit) bool {
 }
 
 // vllmCaps is vLLM's own refusals, with its watermark: at most so many sequences in
-// flight, and prompt tokens queued by its rule, target TTFT times prefill speed.
+// flight, and prompt tokens queued by its rule, target TTFT times prefill speed, and
+// parts of it; 0 = no limit.
 func vllmCaps(c capacity) (out []setting) {
 	rule := sloTTFT.Seconds() * c.prefill
-	for _, seqs := range []int{0, 64, 128, 256} {
-		for _, part := range []float64{0.125, 0.25, 0.5, 1} {
+	for _, seqs := range []int{0, 8, 16, 32, 64, 96, 128, 256} {
+		for _, part := range []float64{0, 0.125, 0.25, 0.5, 1} {
+			tokens := int(part * rule)
 			out = append(out, setting{
-				name: fmt.Sprintf("--max-num-queued-tokens %d --max-num-queued-reqs %d --watermark 0.05", int(part*rule), seqs),
-				engine: func(e *engine.Config) {
-					e.Watermark, e.MaxQueuedReqs, e.MaxQueuedTokens = 0.05, seqs, int(part*rule)
-				},
-				front: inFront(rules{}),
+				name:   fmt.Sprintf("--max-num-queued-tokens %d --max-num-queued-reqs %d --watermark 0.05", tokens, seqs),
+				engine: func(e *engine.Config) { e.Watermark, e.MaxQueuedReqs, e.MaxQueuedTokens = 0.05, seqs, tokens },
+				front:  inFront(rules{}),
 			})
 		}
 	}

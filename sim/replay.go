@@ -103,9 +103,9 @@ type Row struct {
 
 // Shift is what two rows of one cell are compared by, shift by shift: the same requests.
 type Shift struct {
-	Goodput      float64 `json:"goodput"`
-	GoodputOwn   float64 `json:"goodput_own"`
-	TokenGoodput float64 `json:"token_goodput"`
+	Goodput    float64 `json:"goodput"`
+	GoodputOwn float64 `json:"goodput_own"`
+	TokensOwn  float64 `json:"token_goodput_own"`
 }
 
 // Run replays everything and returns the rows by policy, load and setting; see Best. progress hears
@@ -259,7 +259,7 @@ func (c *cell) row() Row {
 	least, most := c.shifts[0].Goodput, c.shifts[0].Goodput
 	var shifts []Shift
 	for _, f := range c.shifts {
-		shifts = append(shifts, Shift{f.Goodput, f.GoodputOwn, f.TokenGoodput})
+		shifts = append(shifts, Shift{f.Goodput, f.GoodputOwn, f.TokensOwn})
 		least, most = min(least, f.Goodput), max(most, f.Goodput)
 	}
 	return Row{

@@ -21,8 +21,8 @@ func newSimCompare() *cobra.Command {
 each other one: the geometric mean over workloads and profiles, the worst cell and how many are below 0.99. Then the
 targets penstock is held to, and the cells where it loses most.
 
-Ratios are in requests, in requests where the prompt's own prefill is not counted, and in tokens. Even-handed is the
-second, or tokens where one of the two lets long prompts in less often than short ones (worst quartile below 0.8 of the
+Ratios are in requests; in requests where the prompt's own prefill is not counted ("own"); and in tokens of those.
+Even-handed is "own", or tokens where one of the two lets long prompts in less often than short ones (worst quartile below 0.8 of the
 best): a gain bought by refusing long prompts is none. With rows of --all-settings the other policy has in each unit and
 cell its best setting, and as NAME-fixed the one setting that is best over all workloads and loads of a profile.`,
 		Args: cobra.MinimumNArgs(1),

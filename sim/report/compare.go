@@ -12,7 +12,9 @@ import (
 	"penstock/sim"
 )
 
-// unit is what two rows of one cell are compared in.
+// unit is what two rows of one cell are compared in. "Own" and tokens do not count a
+// prompt's own prefill: else who serves a prompt that takes longer than the limit by
+// itself would have nothing for it.
 type unit struct {
 	name string
 	of   func(p pair, shift int) (ours, theirs float64)
@@ -24,11 +26,11 @@ const even = 0.8
 
 var units = [...]unit{
 	{"requests", func(p pair, i int) (float64, float64) { return p.ours.Shifts[i].Goodput, p.theirs.Shifts[i].Goodput }, 0.01},
-	{"own prefill not counted", func(p pair, i int) (float64, float64) {
+	{"own", func(p pair, i int) (float64, float64) {
 		return p.ours.Shifts[i].GoodputOwn, p.theirs.Shifts[i].GoodputOwn
 	}, 0.01},
 	{"tokens", func(p pair, i int) (float64, float64) {
-		return p.ours.Shifts[i].TokenGoodput, p.theirs.Shifts[i].TokenGoodput
+		return p.ours.Shifts[i].TokensOwn, p.theirs.Shifts[i].TokensOwn
 	}, 10},
 	{"even-handed", evenHanded, 0.01},
 }
@@ -39,7 +41,7 @@ var units = [...]unit{
 func evenHanded(p pair, i int) (float64, float64) {
 	a, b := &p.ours.Shifts[i], &p.theirs.Shifts[i]
 	if min(p.ours.Even, p.theirs.Even) < even && p.ours.Goodput > 0 && p.theirs.Goodput > 0 {
-		return a.TokenGoodput / 100, b.TokenGoodput / 100
+		return a.TokensOwn / 100, b.TokensOwn / 100
 	}
 	return a.GoodputOwn, b.GoodputOwn
 }

@@ -11,7 +11,7 @@ import (
 func row(policy, workload string, load float64, setting string, requests, tokens, even float64) sim.Row {
 	return sim.Row{
 		Policy: policy, Workload: workload, Profile: "kv-bound", Load: load, Setting: setting,
-		Shifts:  []sim.Shift{{Goodput: requests / 2, GoodputOwn: requests / 2, TokenGoodput: tokens / 2}, {Goodput: requests * 2, GoodputOwn: requests * 2, TokenGoodput: tokens * 2}},
+		Shifts:  []sim.Shift{{Goodput: requests / 2, GoodputOwn: requests / 2, TokensOwn: tokens / 2}, {Goodput: requests * 2, GoodputOwn: requests * 2, TokensOwn: tokens * 2}},
 		Figures: sim.Figures{Goodput: requests, GoodputOwn: requests, TokenGoodput: tokens, Even: even},
 	}
 }

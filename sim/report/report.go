@@ -37,11 +37,11 @@ func Table(w io.Writer, rows []sim.Row) error {
 // Goodput prints the columns that one compares by.
 func Goodput(w io.Writer, rows []sim.Row) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "workload\tprofile\tload\tpolicy\tgoodput\tspread\town prefill not counted\ttokens\tby prompt quartile\tpreempted/1k\twasted\tsetting\t")
+	_, _ = fmt.Fprintln(t, "workload\tprofile\tload\tpolicy\tgoodput\tspread\town prefill not counted\ttokens of those\tby prompt quartile\tpreempted/1k\twasted\tsetting\t")
 	for _, r := range rows {
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.2f/s\t%.2f-%.2f\t%.2f/s\t%.0f/s\t%s\t%.1f\t%.2f\t%s\t\n",
 			r.Workload, r.Profile, strings.TrimSpace(fmt.Sprintf("%g %s", r.Load, r.Scenario)), r.Policy, r.Goodput, r.Spread[0], r.Spread[1],
-			r.GoodputOwn, r.TokenGoodput, list(r.Quartiles[:]), r.Preempted, r.Wasted, dash(r.Setting))
+			r.GoodputOwn, r.TokensOwn, list(r.Quartiles[:]), r.Preempted, r.Wasted, dash(r.Setting))
 	}
 	return t.Flush()
 }
