@@ -21,13 +21,8 @@ type replayNames struct {
 	every                         bool // setting, not only the best
 }
 
-func newSimReplay() *cobra.Command {
-	cfg := sim.DefaultConfig()
-	var names replayNames
-	cmd := &cobra.Command{
-		Use:   "replay",
-		Short: "Replay a trace in virtual time and compare ways to let requests in",
-		Long: fmt.Sprintf(`sim replay sends the requests of a trace at simulated engines, once per policy and load, and counts the good ones:
+// replayHelp wants the workloads and the profiles.
+const replayHelp = `sim replay sends the requests of a trace at simulated engines, once per policy and load, and counts the good ones:
 first token within 2s, at most 100ms per token, no pause above 1s. Time is virtual, so an hour takes seconds, and the
 same --seed gives the same figures. Load 1 is what the engine does of this workload when it never waits for work and
 lengths are known. A policy with settings is shown with its best one at each load, so that none loses by its setting.
@@ -59,7 +54,15 @@ time of a step: step + per_prefill_token x prompt tokens + per_sequence x sequen
 A trace file is CSV (columns TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines (timestamp in ms, input_length,
 output_length, and hash_ids if there are).
 
-Included: %s on %s.`, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Profiles(), ", ")),
+Included: %s on %s.`
+
+func newSimReplay() *cobra.Command {
+	cfg := sim.DefaultConfig()
+	var names replayNames
+	cmd := &cobra.Command{
+		Use:   "replay",
+		Short: "Replay a trace in virtual time and compare ways to let requests in",
+		Long:  fmt.Sprintf(replayHelp, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Profiles(), ", ")),
 		Example: `  penstock sim replay
   penstock sim replay --trace mooncake --profile prefill-bound --policy all --load 1,2 -o json
   penstock sim replay --trace my.csv --profile my-gpu.yaml --policy forecast,vllm-caps -o svg > goodput.svg`,
