@@ -55,6 +55,8 @@ type node struct {
 	mu     sync.Mutex
 	events map[string][]response.Event
 	news   chan struct{} // closed and replaced at every event
+
+	waiting []registry.Backlog // beside what the lanes have; set before run
 }
 
 // newNode wires an agent to a simulated vLLM that serves model q; run starts it.
@@ -103,7 +105,7 @@ func wire(t testing.TB, url string, change ...func(*Config)) *node {
 	t.Cleanup(closeBox)
 	n.agent, err = New(n.cfg, Deps{
 		Records: n.store, Directory: n.reg, Consumer: n.queue.Consumer("node-1"), Append: n.bus.Append,
-		Peers: func() []fleet.Row { return nil }, Metrics: n.prom,
+		Peers: func() []fleet.Row { return nil }, Backlog: n.backlog, Metrics: n.prom,
 		Log: slog.New(slog.NewTextHandler(n.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	check(t, err)
@@ -113,6 +115,11 @@ func wire(t testing.TB, url string, change ...func(*Config)) *node {
 		}
 	})
 	return n
+}
+
+// backlog is that of the lanes, and of what tests add.
+func (n *node) backlog(now time.Time) []registry.Backlog {
+	return append(n.reg.Backlog(now), n.waiting...)
 }
 
 // run starts the agent and waits until it is ready.

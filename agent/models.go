@@ -11,6 +11,7 @@ import (
 	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
+	"penstock/scheduler"
 	"penstock/vllm"
 )
 
@@ -146,4 +147,19 @@ func (c *core) setModels(names []string, longest int) (changed bool) {
 	c.models, c.longest = names, longest
 	c.sched.SetMaxModelLen(longest)
 	return true
+}
+
+// setBacklog adds up what waits for the engine's models, by tier.
+func (c *core) setBacklog(rows []registry.Backlog, tiers []scheduler.Tier) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var waiting [scheduler.MostTiers]int
+	for i := range rows {
+		if slices.Contains(c.models, rows[i].Model) {
+			waiting[scheduler.Rank(tiers, rows[i].Tier)] += rows[i].Requests
+		}
+	}
+	for i := range tiers {
+		c.sched.SetBacklog(i, waiting[i])
+	}
 }

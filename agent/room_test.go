@@ -9,6 +9,7 @@ import (
 	"penstock/agent/state"
 	"penstock/queue"
 	"penstock/reason"
+	"penstock/registry"
 	"penstock/scheduler"
 )
 
@@ -142,6 +143,28 @@ func TestLoneLane(t *testing.T) {
 			c.done()
 			<-r
 			time.Sleep(100 * time.Millisecond)
+		}
+	})
+}
+
+// TestReliefIsInTheRow: the backlog of the engine's models, by tier, reaches the
+// scheduler, and what it makes of it the row.
+func TestReliefIsInTheRow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newStage(t, func(c *Config) {
+			c.Scheduler.Tiers = []scheduler.Tier{{Name: "vip", Ceiling: 1}, {Name: "batch", Ceiling: 0.2}}
+		})
+		n.waiting = []registry.Backlog{
+			{Tier: "batch", Model: "q", Requests: 6000}, {Tier: "an older one", Model: "q", Requests: 6000}, {Tier: "vip", Model: "other", Requests: 20_000},
+		}
+		n.run()
+		time.Sleep(4 * time.Second)
+		if got := n.agent.Row(time.Now()).Relief; got != 0 {
+			t.Fatalf("relief after 4 s: %b, want none", got)
+		}
+		time.Sleep(3 * time.Second)
+		if got := n.agent.Row(time.Now()).Relief; got != 0b10 {
+			t.Errorf("relief after 7 s: %b, want that of tier batch, which unknown tiers count as", got)
 		}
 	})
 }

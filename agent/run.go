@@ -35,6 +35,8 @@ const (
 	watchEvery = 100 * time.Millisecond
 	// beatEvery is the granularity of heartbeats.
 	beatEvery = time.Second
+	// backlogEvery is how often the lanes' backlog is read.
+	backlogEvery = time.Second
 	// unrenewedFor closes a run whose ownership nobody has confirmed for so long.
 	unrenewedFor = 30 * time.Second
 	// seenIDs and seenFor bound the ids known to be aborted: the longest start
@@ -60,7 +62,9 @@ type Deps struct {
 	Flush func(ctx context.Context, reply string) error
 	// Peers returns the rows of the other engines. It is called with every sample
 	// and must not wait.
-	Peers   func() []fleet.Row
+	Peers func() []fleet.Row
+	// Backlog is what waits in the lanes; nil where there is one tier, which needs none.
+	Backlog func(now time.Time) []registry.Backlog
 	Metrics prometheus.Registerer // with the label node
 	Log     *slog.Logger
 }
@@ -154,6 +158,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { return every(work, registry.RenewEvery, a.put, a.announce) })
 	g.Go(func() error { return every(work, registry.RenewEvery, nil, a.renew) })
 	g.Go(func() error { return every(work, beatEvery, nil, a.beat) }) // apart from watch: a mailbox may be slow
+	if a.deps.Backlog != nil && len(a.cfg.Scheduler.Tiers) > 1 {
+		g.Go(func() error { return every(work, backlogEvery, nil, a.readBacklog) })
+	}
 	g.Go(func() error { return a.deps.Consumer.Run(work, a.handle) })
 	g.Go(func() error {
 		select {
@@ -299,6 +306,11 @@ func (a *Agent) beat(_ context.Context, now time.Time) {
 	for _, r := range claimed { // without the mutex: a mailbox may be slow
 		r.Beat(now)
 	}
+}
+
+// readBacklog tells the scheduler how much of each tier waits for the engine's models.
+func (a *Agent) readBacklog(_ context.Context, now time.Time) {
+	a.core.setBacklog(a.deps.Backlog(now), a.cfg.Scheduler.Tiers)
 }
 
 func (a *Agent) peers(now time.Time) []scheduler.Peer {

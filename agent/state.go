@@ -84,6 +84,6 @@ func (a *Agent) Row(now time.Time) fleet.Row {
 	return fleet.Row{
 		Engine: fleet.ID(a.cfg.Node), Node: a.cfg.Node, Models: fleet.Models(c.models...), Pool: a.cfg.Pool, State: v.Condition,
 		Running: v.Running, Waiting: v.Waiting, KV: v.KV, Step: v.StepTime, Freeness: v.Freeness,
-		DrainRate: v.DrainRate, FirstToken: v.FirstToken, Start: v.Start, At: now,
+		DrainRate: v.DrainRate, FirstToken: v.FirstToken, Start: v.Start, Relief: v.Relief, At: now,
 	}
 }

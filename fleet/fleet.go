@@ -41,6 +41,7 @@ type Row struct {
 	DrainRate   float64       // expected tokens started per second while work waits; 0 = not known
 	FirstToken  time.Duration // from start to first token, mean plus two deviations
 	Start       time.Duration // how long a request that comes now would wait; 0 = it starts at once, or not known
+	Relief      uint16        // tiers that have relief, 1 << their place in the fleet's configuration
 	At          time.Time     // when the owner wrote it, on the reader's clock
 }
 
@@ -103,4 +104,15 @@ func Drain(rows []Row, model string, now time.Time) (engines int, tokensPerSecon
 		tokensPerSecond *= float64(engines) / float64(known)
 	}
 	return engines, tokensPerSecond, firstToken
+}
+
+// Relief has a bit for each tier that has relief on an engine that serves model now.
+func Relief(rows []Row, model string, now time.Time) (tiers uint16) {
+	m := hash(model)
+	for i := range rows {
+		if rows[i].serves(m, now) {
+			tiers |= rows[i].Relief
+		}
+	}
+	return tiers
 }

@@ -39,3 +39,17 @@ func TestDrain(t *testing.T) {
 		})
 	}
 }
+
+func TestRelief(t *testing.T) {
+	rows := []Row{
+		{Engine: 1, Models: Models("m"), State: reason.OK, At: noon, Relief: 2},
+		{Engine: 2, Models: Models("m", "n"), State: reason.Stale, At: noon, Relief: 4},
+		{Engine: 3, Models: Models("m"), State: reason.Blind, At: noon, Relief: 8},
+		{Engine: 4, Models: Models("m"), State: reason.OK, At: noon.Add(-2 * time.Second), Relief: 16},
+	}
+	for model, want := range map[string]uint16{"m": 6, "n": 4, "other": 0} {
+		if got := Relief(rows, model, noon); got != want {
+			t.Errorf("relief for %s: %b, want %b: of engines that serve it now", model, got, want)
+		}
+	}
+}

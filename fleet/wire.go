@@ -9,11 +9,11 @@ import (
 	"penstock/reason"
 )
 
-// Row on the wire, version 1, big endian, 59 to 196 bytes:
+// Row on the wire, version 2, big endian, 60 to 198 bytes:
 //
 //	at  size  field
 //	 0     1  kind, 'R'
-//	 1     1  version, 1
+//	 1     1  version, 1 or 2
 //	 2     8  engine
 //	10     8  incarnation
 //	18     8  seq
@@ -34,6 +34,10 @@ import (
 //	          node name
 //	       1  length of the pool, 0..24
 //	          pool
+//	       2  version 2 alone: tiers that have relief
+//
+// A row without relief is sent as version 1, which has no such field: earlier readers
+// take it.
 //
 // Numbers too large for their field are sent as the largest, strings too long are
 // cut. Only an age crosses the wire, never a time, so clocks need not agree: At on
@@ -41,7 +45,7 @@ import (
 // traveled. Any change of this layout, a new state code too, is a new version; a
 // reader takes its own and the one before.
 //
-// Table on the wire, version 1, at most 197,002 bytes:
+// Table on the wire, version 1, at most 199,002 bytes:
 //
 //	0     1  kind, 'T'
 //	1     1  version, 1
@@ -53,7 +57,7 @@ const (
 	MaxNode   = 48  // bytes
 	MaxPool   = 24  // bytes
 
-	rowVersion   = 1
+	rowVersion   = 2
 	oldestRow    = 1
 	tableVersion = 1
 	oldestTable  = 1
@@ -82,7 +86,11 @@ func stateCode(r reason.Reason) byte {
 // AppendRow appends r as it is sent at now. It allocates nothing where dst has
 // MaxSize bytes left.
 func AppendRow(dst []byte, r *Row, now time.Time) []byte {
-	dst = append(dst, KindRow, rowVersion)
+	version := byte(oldestRow)
+	if r.Relief != 0 {
+		version = rowVersion
+	}
+	dst = append(dst, KindRow, version)
 	dst = binary.BigEndian.AppendUint64(dst, r.Engine)
 	dst = binary.BigEndian.AppendUint64(dst, r.Incarnation)
 	dst = binary.BigEndian.AppendUint64(dst, r.Seq)
@@ -104,8 +112,11 @@ func AppendRow(dst []byte, r *Row, now time.Time) []byte {
 	for _, model := range r.Models[:n] {
 		dst = binary.BigEndian.AppendUint64(dst, model)
 	}
-	dst = appendText(dst, r.Node, MaxNode)
-	return appendText(dst, r.Pool, MaxPool)
+	dst = appendText(appendText(dst, r.Node, MaxNode), r.Pool, MaxPool)
+	if version > oldestRow {
+		dst = append16(dst, int(r.Relief))
+	}
+	return dst
 }
 
 func append16(dst []byte, v int) []byte {
@@ -152,11 +163,15 @@ func ParseRow(b []byte, now time.Time) (Row, error) {
 		}
 	}
 	var ok bool
+	version := b[1]
 	if r.Node, b, ok = cutText(b[rowFixed+8*n:], MaxNode); !ok {
 		return Row{}, ErrMalformed
 	}
-	if r.Pool, b, ok = cutText(b, MaxPool); !ok || len(b) > 0 {
+	if r.Pool, b, ok = cutText(b, MaxPool); !ok || len(b) != 2*int(version-oldestRow) {
 		return Row{}, ErrMalformed
+	}
+	if version > oldestRow {
+		r.Relief = binary.BigEndian.Uint16(b)
 	}
 	return r, nil
 }
