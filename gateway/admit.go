@@ -30,12 +30,16 @@ type exchange struct {
 	arrived time.Time
 
 	id, label, tenant string
+	tier              string
+	tierPlace         int    // in Config.Tiers
 	path              string // of the API
 	request           openai.Request
 	limits            limits
-	known             bool     // the directory knows the model
-	queued            bool     // it was put into its lane
-	told              *refusal // how it was refused or failed; nil = it was not, or in the engine's words
+	ahead             int           // requests ahead of it when it came
+	wait              time.Duration // and how long they were to take
+	known             bool          // the directory knows the model
+	queued            bool          // it was put into its lane
+	told              *refusal      // how it was refused or failed; nil = it was not, or in the engine's words
 	waiter            *waiter
 	relay             relay
 }
@@ -117,7 +121,10 @@ func (x *exchange) accept(open int) *refusal {
 		return &refusal{reason: reason.NoKey}
 	}
 	var wrong string
-	if x.limits, wrong = parseLimits(h, cfg); wrong != "" {
+	if x.tierPlace, x.tier, wrong = cfg.tierOf(h); wrong != "" {
+		return &refusal{reason: reason.BadRequest, detail: wrong}
+	}
+	if x.limits, wrong = parseLimits(h, cfg, x.tierPlace); wrong != "" {
 		return &refusal{reason: reason.BadRequest, detail: wrong}
 	}
 	body, f := x.body()
@@ -179,12 +186,15 @@ func (x *exchange) queue() *refusal {
 		return &refusal{reason: reason.UnknownModel, model: p.Model, param: "model"}
 	}
 	x.known = len(known) > 0 && len(known[0].Models) > 0
-	key := lane.Key{Tier: defaultTier, Type: p.Kind, Model: p.Model, Tenant: x.tenant}
+	key := x.lane()
 	prompt, output := g.prices.quote(x.tenant, p)
 	now := time.Now()
 	drain, firstToken := g.directory.drain(p.Model, known, now)
 	if drain.Engines == 0 {
 		return g.noEngine(p.Model, known, now)
+	}
+	if g.directory.relieved(p.Model, x.tierPlace, now) {
+		x.limits.relieve(g.cfg.MaxDeadline)
 	}
 	m := &queue.Message{
 		Version: queue.Version, ID: x.id, Lane: key, Path: x.path,
@@ -216,11 +226,16 @@ func (x *exchange) queue() *refusal {
 	if admitted.Reason != reason.OK {
 		return &refusal{reason: admitted.Reason, model: p.Model, ahead: admitted.Ahead, wait: admitted.Wait, limit: limit, retry: admitted.RetryAfter}
 	}
-	m.Shard = admitted.Shard
+	m.Shard, x.ahead, x.wait = admitted.Shard, admitted.Ahead, admitted.Wait
 	if err := g.deps.Publish(ctx, m); err != nil {
 		return x.notQueued(err, reason.BrokerAway)
 	}
 	return nil
+}
+
+// lane is where the request waits.
+func (x *exchange) lane() lane.Key {
+	return lane.Key{Tier: x.tier, Type: x.request.Kind, Model: x.request.Model, Tenant: x.tenant}
 }
 
 // persist repeats a call while the store does not answer: it may only be slow for a

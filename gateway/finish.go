@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"time"
 
-	"penstock/lane"
 	"penstock/reason"
 	"penstock/response"
 )
@@ -18,7 +17,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		name = x.request.Model
 	}
 	end := outcomeOf(why)
-	model := g.metrics.model(name)
+	model := g.metrics.model(name, x.tierPlace)
 	model.requests[end].Inc()
 	if end != succeeded && end != aborted {
 		g.metrics.refused(status, why)
@@ -53,7 +52,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	if !g.deps.Log.Enabled(ctx, level) {
 		return
 	}
-	key := lane.Key{Tier: defaultTier, Type: x.request.Kind, Model: x.request.Model, Tenant: x.tenant}
+	key := x.lane()
 	g.deps.Log.LogAttrs(ctx, level, "request finished",
 		slog.String("id", x.id), slog.String("label", x.label), slog.String("tenant", x.tenant),
 		slog.String("lane", key.String()), slog.String("node", v.node), slog.Int("attempts", v.tries),

@@ -19,6 +19,8 @@ const (
 type limits struct {
 	deadline      time.Duration // from arrival to start
 	deadlineNamed bool          // by x-penstock-start-timeout-ms
+	patience      time.Duration // what an SDK's or proxy's own timeout leaves for it; 0 = it says none
+	relieved      bool          // the deadline is longer because its tier has relief
 	ttft          time.Duration
 	ttftNamed     bool
 	tpot          time.Duration
@@ -26,8 +28,8 @@ type limits struct {
 
 // parseLimits reads the headers that name times. wrong names a header with a bad
 // value, the value and the fix: a typo must not turn into a default silently.
-func parseLimits(h http.Header, cfg *Config) (l limits, wrong string) {
-	l = limits{deadline: cfg.Deadline, ttft: cfg.SLOTTFT, tpot: cfg.SLOTPOT}
+func parseLimits(h http.Header, cfg *Config, tier int) (l limits, wrong string) {
+	l = cfg.ofTier(tier)
 	own := []struct {
 		header string
 		most   time.Duration
@@ -60,7 +62,11 @@ func parseLimits(h http.Header, cfg *Config) (l limits, wrong string) {
 			return l, fmt.Sprintf("The header %s is %q. Send seconds (\"6\"), or a number with a unit (\"6s\", \"6000ms\").", strings.ToLower(header), cut(value))
 		}
 		if patience > 0 { // one SDK rounds a timeout under 1 s down to 0
-			l.deadline = min(l.deadline, max(time.Duration(sdkPart*float64(patience)), time.Millisecond))
+			part := max(time.Duration(sdkPart*float64(patience)), time.Millisecond)
+			if l.patience == 0 || part < l.patience {
+				l.patience = part
+			}
+			l.deadline = min(l.deadline, part)
 		}
 	}
 	return l, ""
@@ -84,9 +90,9 @@ func parseTimeout(s string) (time.Duration, bool) {
 
 // door is the longest predicted wait that is worth a place in the queue: what the
 // first token's limit leaves after the engine's own time to first token. A client
-// that names a start timeout is willing to wait that long.
+// that names a start timeout is willing to wait that long, and so is who has relief.
 func (l *limits) door(firstToken time.Duration) time.Duration {
-	if l.deadlineNamed {
+	if l.deadlineNamed || l.relieved {
 		return l.deadline
 	}
 	return min(max(l.ttft-firstToken, leastStart), l.deadline)

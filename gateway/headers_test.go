@@ -47,7 +47,8 @@ func TestLimits(t *testing.T) {
 		t.Run(c.header+" "+c.value, func(t *testing.T) {
 			h := http.Header{}
 			h.Set(c.header, c.value)
-			got, bad := parseLimits(h, &cfg)
+			got, bad := parseLimits(h, &cfg, 0)
+			got.patience = 0 // only its effect
 			if bad != "" || c.fault != "" {
 				if bad != c.fault {
 					t.Errorf("fault %q, want %q", bad, c.fault)
@@ -102,7 +103,7 @@ func FuzzHeaders(f *testing.F) {
 	cfg := DefaultConfig()
 	f.Fuzz(func(t *testing.T, value string) {
 		for _, name := range []string{"X-Penstock-Start-Timeout-Ms", "X-Slo-Ttft-Ms", "X-Slo-Tpot-Ms", "X-Request-Timeout", "X-Stainless-Timeout"} {
-			l, bad := parseLimits(http.Header{name: {value}}, &cfg)
+			l, bad := parseLimits(http.Header{name: {value}}, &cfg, 0)
 			if bad != "" {
 				continue
 			}

@@ -42,11 +42,12 @@ type metrics struct {
 	aborts   *prometheus.CounterVec
 	open     prometheus.Gauge
 
+	tiers  []string
 	mu     sync.Mutex
-	models map[string]*modelMetrics // guarded by mu; at most maxModels and "other"
+	models map[string][]modelMetrics // by tier; guarded by mu; at most maxModels and "other"
 }
 
-// modelMetrics are the children of one model, resolved once.
+// modelMetrics are the children of one model and tier, resolved once.
 type modelMetrics struct {
 	requests map[outcome]prometheus.Counter // never written after it is made
 	service  prometheus.Observer
@@ -62,7 +63,8 @@ func newMetrics(reg prometheus.Registerer, cfg *Config) (*metrics, error) {
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_refusals_total", Help: "Requests that ended without an answer, by status and reason."}, []string{"status", "reason"}),
 		aborts:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_aborts_total", Help: "Requests whose client went away, by how far they were and what the cancel found."}, []string{"stage", "outcome"}),
 		open:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_open_requests", Help: "Requests a client waits for now."}),
-		models:   map[string]*modelMetrics{},
+		tiers:    cfg.tierNames(),
+		models:   map[string][]modelMetrics{},
 	}
 	for why := range rules {
 		r := cfg.rule(&refusal{reason: why})
@@ -73,7 +75,7 @@ func newMetrics(reg prometheus.Registerer, cfg *Config) (*metrics, error) {
 			m.aborts.WithLabelValues(stageName(stage), found)
 		}
 	}
-	m.model(otherModel)
+	m.model(otherModel, 0)
 	for _, c := range []prometheus.Collector{m.requests, m.queued, m.ttft, m.tpot, m.service, m.refusals, m.aborts, m.open} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
@@ -85,26 +87,26 @@ func newMetrics(reg prometheus.Registerer, cfg *Config) (*metrics, error) {
 // otherModel stands for models no engine is known for.
 const otherModel = "other"
 
-// defaultTier is the only tier until tiers are configured.
-const defaultTier = "default"
-
-// model returns the children for a model the directory knows; callers pass
+// model returns a tier's children for a model the directory knows; callers pass
 // otherModel for any other name, which a client may have made up.
-func (m *metrics) model(name string) *modelMetrics {
+func (m *metrics) model(name string, tier int) *modelMetrics {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if mm := m.models[name]; mm != nil {
-		return mm
+		return &mm[tier]
 	}
 	if len(m.models) > maxModels {
-		return m.models[otherModel]
+		return &m.models[otherModel][tier]
 	}
-	mm := &modelMetrics{requests: map[outcome]prometheus.Counter{}, service: m.service.WithLabelValues(defaultTier, name)}
-	for _, o := range []outcome{succeeded, rejected, refused, expired, failed, aborted} {
-		mm.requests[o] = m.requests.WithLabelValues(defaultTier, name, string(o))
+	all := make([]modelMetrics, len(m.tiers))
+	for i, t := range m.tiers {
+		all[i] = modelMetrics{requests: map[outcome]prometheus.Counter{}, service: m.service.WithLabelValues(t, name)}
+		for _, o := range []outcome{succeeded, rejected, refused, expired, failed, aborted} {
+			all[i].requests[o] = m.requests.WithLabelValues(t, name, string(o))
+		}
 	}
-	m.models[name] = mm
-	return mm
+	m.models[name] = all
+	return &all[tier]
 }
 
 // refused counts a request that ended without an answer.

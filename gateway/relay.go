@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -140,12 +141,24 @@ func (x *exchange) end(e *response.Event) {
 		}
 		switch f.reason {
 		case reason.DeadlinePassed:
-			f.wait, f.noRetry = x.limits.deadline, x.limits.deadlineNamed
+			f = x.late()
+		case reason.Overloaded:
+			f.ahead, f.wait = x.ahead, x.wait
 		case reason.Stalled:
 			f.wait = x.g.cfg.SilenceLimit
 		}
 		x.failWith(f, e.Usage)
 	}
+}
+
+// late is the refusal of a request whose start deadline has passed.
+func (x *exchange) late() *refusal {
+	f := &refusal{reason: reason.DeadlinePassed, model: x.request.Model, wait: x.limits.deadline, noRetry: x.limits.deadlineNamed}
+	if x.limits.relieved {
+		f.detail = fmt.Sprintf("The service is busy: %s ahead when this one came, about %s, and none of the engines for model '%s' had room for it within %s.",
+			count(x.ahead, "request"), seconds(x.wait), x.request.Model, seconds(x.limits.deadline))
+	}
+	return f
 }
 
 // answer writes a plain answer, whole. False: the client is gone or does not read.
@@ -275,7 +288,7 @@ func (x *exchange) expire(now time.Time) (over bool) {
 		v.askAt = now.Add(askAgain) // it may run; then it is heard of before long
 		return false
 	case err != nil, c.State == registry.Queued, c.State == registry.Unknown:
-		x.fail(&refusal{reason: reason.DeadlinePassed, wait: x.limits.deadline, noRetry: x.limits.deadlineNamed})
+		x.fail(x.late())
 		return true
 	}
 	v.started, v.heard = true, now
