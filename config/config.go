@@ -140,6 +140,10 @@ func read(path string, flags *pflag.FlagSet) (map[string]entry, error) {
 				problems = append(problems, fmt.Errorf("%s: unknown key %q%s%s", place, name, caret(text, at.Line, at.Column), suggestion(name, flags)))
 				continue
 			}
+			if _, ok := flags.Lookup(name).Value.(*Tiers); ok && pair.Value.Type() == ast.SequenceType {
+				entries[name] = entry{[]string{pair.Value.String()}, place}
+				continue
+			}
 			values, err := scalars(pair.Value)
 			if err != nil {
 				problems = append(problems, fmt.Errorf("%s: %s: %w%s", place, name, err, caret(text, at.Line, at.Column)))

@@ -207,8 +207,8 @@ func TestTiersNameTheBadField(t *testing.T) {
 		"ceiling of tier":   func(t *Tier) { t.Ceiling = 0 },
 		"at least its floo": func(t *Tier) { t.Floor, t.Ceiling = 0.5, 0.4 },
 		"age of tier":       func(t *Tier) { t.Age = -1 },
-		"slo_ttft of tier":  func(t *Tier) { t.SLOTTFT = time.Hour },
-		"slo_tpot of tier":  func(t *Tier) { t.SLOTPOT = -1 },
+		"slo-ttft of tier":  func(t *Tier) { t.SLOTTFT = time.Hour },
+		"slo-tpot of tier":  func(t *Tier) { t.SLOTPOT = -1 },
 		"add up to 1.5":     func(t *Tier) { t.Floor = 0.9 },
 	} {
 		cfg, bad := DefaultConfig(), good

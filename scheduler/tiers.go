@@ -47,9 +47,9 @@ func ValidateTiers(tiers []Tier) error {
 		case t.Age < 0 || t.Age > 600*time.Second:
 			return bad("age", t.Age, "set 0 (never goes first for its age) to 10m")
 		case t.SLOTTFT < 0 || t.SLOTTFT > 600*time.Second:
-			return bad("slo_ttft", t.SLOTTFT, "set up to 10m, or leave it out")
+			return bad("slo-ttft", t.SLOTTFT, "set up to 10m, or leave it out")
 		case t.SLOTPOT < 0 || t.SLOTPOT > time.Minute:
-			return bad("slo_tpot", t.SLOTPOT, "set up to 1m, or leave it out")
+			return bad("slo-tpot", t.SLOTPOT, "set up to 1m, or leave it out")
 		}
 		for _, other := range tiers[:i] {
 			if other.Name == t.Name {

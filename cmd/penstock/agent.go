@@ -56,7 +56,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 				}
 			}
 			cfg.SetEngine(text("engine"))
-			cfg.Scheduler.Law = opts.law
+			cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.law, opts.tiers
 			cfg.NVML.Path = text("nvml")
 			if gpus := text("gpus"); gpus != "" {
 				cfg.NVML.GPUs = strings.Split(gpus, ",")
@@ -81,6 +81,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	f.String("pool", "", "hardware class of this engine; lanes that ask for another are left alone")
 	grpcFlags(f)
 	lawFlag(f)
+	tiersFlag(f)
 	f.String("grpc-advertise", "", "HOST:PORT of --grpc in the engine directory, for gateways and penstock drain (default: --grpc; where that is all interfaces, the address that gossip advertises, else the default route's; none where only gossip leaves this host)")
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
@@ -114,6 +115,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			node.Cancel(id, attempt)
 		}
 	}
+	back.registry.Rank = opts.rank
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
 		return usage("%w", err)
@@ -138,13 +140,13 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	}
 	node, err = agent.New(cfg, agent.Deps{
 		Records: records, Directory: records, Consumer: lanes, Append: mail.Append, Flush: mail.Flush,
-		Peers:   others.Rows,
+		Peers: others.Rows, Backlog: records.Backlog,
 		Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": cfg.Node}, metrics), Log: log,
 	})
 	if err != nil {
 		return usage("%w", err)
 	}
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency))
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, opts.tiers))
 	face, err := control.New(opts.grpcKeys, control.Deps{
 		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.rocketmq.Concurrency, Metrics: metrics, Log: log,
 	})

@@ -49,6 +49,7 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 	f.String("admin", "127.0.0.1:4785", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4787", "address of metrics and probes only, for all interfaces")
 	doorFlags(f)
+	tiersFlag(f)
 	commonFlags(f)
 	backendFlags(f)
 	gossipFlags(f, "127.0.0.1:4786")
@@ -76,6 +77,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	if err != nil {
 		return usage("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
 	}
+	back.registry.Rank = opts.rank
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
 		return usage("%w", err)
@@ -89,9 +91,10 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	if err != nil {
 		return usage("%w", err)
 	}
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0))
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0, opts.tiers))
 	cfg := gateway.DefaultConfig()
-	cfg.Listen, cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys = ls[0].Addr().String(), opts.sloTTFT, opts.refuseLaw, opts.grace, opts.keys
+	cfg.Listen = ls[0].Addr().String()
+	opts.door(&cfg)
 	door, err := gateway.New(cfg, gateway.Deps{
 		Records: records, Directory: records, Publish: lanes.Publish, OpenMailbox: mail.Open, Address: mail.Address,
 		Rows: others.Rows, Abort: others.Abort, Direct: agents.Abort,

@@ -1,16 +1,15 @@
 package main
 
 import (
+	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"penstock/agent/health"
 	"penstock/registry"
+	"penstock/scheduler"
 )
-
-// tier of every lane until tiers are configured.
-const tier = "default"
 
 // laneGauges shows what waits and runs per tier and model. It reads at every
 // scrape, so that no gauge can be older than another. Its models are those of
@@ -19,20 +18,24 @@ type laneGauges struct {
 	backlog func(now time.Time) []registry.Backlog
 	engines func() []health.Health
 	each    int // requests one engine runs at most
+	tiers   []scheduler.Tier
 
 	waiting, tokens, oldest, permits *prometheus.Desc
 }
 
-func newLaneGauges(backlog func(time.Time) []registry.Backlog, engines func() []health.Health, each int) *laneGauges {
+func newLaneGauges(backlog func(time.Time) []registry.Backlog, engines func() []health.Health, each int, tiers []scheduler.Tier) *laneGauges {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("penstock_lane_"+name, help, append([]string{"tier", "model"}, labels...), nil)
 	}
+	if len(tiers) == 0 {
+		tiers = []scheduler.Tier{{Name: "default", Ceiling: 1}}
+	}
 	return &laneGauges{
-		backlog: backlog, engines: engines, each: each,
+		backlog: backlog, engines: engines, each: each, tiers: tiers,
 		waiting: desc("backlog_requests", "Requests that wait for their start."),
 		tokens:  desc("backlog_tokens", "Expected tokens, prompt and output, of the requests that wait."),
 		oldest:  desc("backlog_oldest_seconds", "Age of the request that waits longest; 0 = none waits."),
-		permits: desc("permits", "Requests that run (used), and that may run at once on the engines of the model (total).", "state"),
+		permits: desc("permits", "Requests that run (used), and that may run at once on the engines of the model, by the tier's ceiling (total).", "state"),
 	}
 }
 
@@ -50,13 +53,16 @@ func (g *laneGauges) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	rows := g.backlog(time.Now())
-	shown := map[string]bool{}
+	type lanes struct{ tier, model string }
+	shown := map[lanes]bool{}
 	for _, row := range rows {
-		shown[row.Model] = true
+		shown[lanes{row.Tier, row.Model}] = true
 	}
 	for model := range total {
-		if !shown[model] {
-			rows = append(rows, registry.Backlog{Tier: tier, Model: model})
+		for _, t := range g.tiers {
+			if !shown[lanes{t.Name, model}] {
+				rows = append(rows, registry.Backlog{Tier: t.Name, Model: model})
+			}
 		}
 	}
 	for _, row := range rows {
@@ -67,6 +73,7 @@ func (g *laneGauges) Collect(ch chan<- prometheus.Metric) {
 		gauge(g.tokens, float64(row.Tokens))
 		gauge(g.oldest, row.Oldest.Seconds())
 		gauge(g.permits, float64(row.Running), "used")
-		gauge(g.permits, float64(total[row.Model]), "total")
+		ceiling := g.tiers[scheduler.Rank(g.tiers, row.Tier)].Ceiling
+		gauge(g.permits, math.Ceil(ceiling*float64(total[row.Model])), "total")
 	}
 }

@@ -33,6 +33,8 @@ type options struct {
 	sloTTFT, grace time.Duration
 	refuseLaw      string
 	law            scheduler.Law
+	tiers          config.Tiers
+	defaultTier    string
 	keys           *gateway.Keys
 	logLevel       slog.Level
 	logJSON        bool
@@ -41,6 +43,7 @@ type options struct {
 // doorFlags are those of whoever serves the OpenAI API.
 func doorFlags(f *pflag.FlagSet) {
 	f.Duration("slo-ttft", gateway.DefaultConfig().SLOTTFT, "time to first token that requests are admitted for, such as 2s")
+	f.String("default-tier", "", "tier of requests whose x-penstock-tier header names none (default: the last of --tiers)")
 	f.String("refuse-law", gateway.LawRate, "by what a request is refused at once: rate (its predicted start) or watermark (how full the engines are)")
 	f.String("api-keys", "", `YAML file of "tenant: key" or "tenant: sha256:…" lines (see: penstock keys hash); without it everybody is one tenant`)
 	f.Bool("insecure-no-auth", false, "serve addresses other than loopback without --api-keys")
@@ -64,6 +67,11 @@ func grpcFlags(f *pflag.FlagSet) {
 // lawFlag is that of whoever decides what starts on an engine.
 func lawFlag(f *pflag.FlagSet) {
 	f.String("law", scheduler.DefaultConfig().Law.String(), "how full an engine may be: forecast (what runs will fit until it ends, learned from its own answers) or watermark (fixed marks of KV usage)")
+}
+
+// tiersFlag is that of whoever knows tiers; all processes of a fleet are told the same.
+func tiersFlag(f *pflag.FlagSet) {
+	f.Var(&config.Tiers{}, "tiers", "classes of requests, first goes first: a list of {name, floor, ceiling, age, slo-ttft, slo-tpot}; floor and ceiling are shares of an engine's KV cache from 0 to 1, a head older than age goes first; none = one tier, default")
 }
 
 // loadFlags fills f from environment and file.
@@ -143,6 +151,9 @@ func readOptions(f *pflag.FlagSet) (*options, error) {
 			return nil, fmt.Errorf("--law %w", err)
 		}
 	}
+	if tiers := f.Lookup("tiers"); tiers != nil {
+		opts.tiers = *tiers.Value.(*config.Tiers)
+	}
 	if f.Lookup("slo-ttft") != nil {
 		return opts, opts.readDoor(f)
 	}
@@ -156,6 +167,12 @@ func (o *options) readDoor(f *pflag.FlagSet) error {
 	}
 	if o.refuseLaw, _ = f.GetString("refuse-law"); o.refuseLaw != gateway.LawRate && o.refuseLaw != gateway.LawWatermark {
 		return fmt.Errorf("--refuse-law %q: want %s or %s", o.refuseLaw, gateway.LawRate, gateway.LawWatermark)
+	}
+	o.defaultTier, _ = f.GetString("default-tier")
+	door := gateway.DefaultConfig()
+	o.door(&door)
+	if err := door.Validate(); err != nil {
+		return fmt.Errorf("--slo-ttft, --refuse-law, --tiers, --default-tier: %w", err)
 	}
 	if path, _ := f.GetString("api-keys"); path != "" {
 		lines, err := os.ReadFile(path)
@@ -171,6 +188,17 @@ func (o *options) readDoor(f *pflag.FlagSet) error {
 	}
 	return nil
 }
+
+// door sets what the flags say about the gateway.
+func (o *options) door(cfg *gateway.Config) {
+	cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys, cfg.DefaultTier = o.sloTTFT, o.refuseLaw, o.grace, o.keys, o.defaultTier
+	for _, t := range o.tiers {
+		cfg.Tiers = append(cfg.Tiers, gateway.Tier{Name: t.Name, SLOTTFT: t.SLOTTFT, SLOTPOT: t.SLOTPOT})
+	}
+}
+
+// rank is a tier's place, as the record stores want it.
+func (o *options) rank(tier string) int { return scheduler.Rank(o.tiers, tier) }
 
 func checkEngine(engine string) error {
 	if engine == "sim" {

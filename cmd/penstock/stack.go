@@ -61,7 +61,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	records := registrymemory.DefaultConfig()
-	records.Terminal = terminal
+	records.Terminal, records.Rank = terminal, opts.rank
 	s.records, err = registrymemory.New(records, bus.Append, s.cancel)
 	if err != nil {
 		return nil, err
@@ -75,9 +75,9 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		cfg.Node = name
 		cfg.SetEngine(address)
 		cfg.LeaveAfter = 0 // a lane in memory costs nothing to leave: its requests go to the other engines at once
-		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law = opts.engineKey, opts.grace, opts.law
+		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.engineKey, opts.grace, opts.law, opts.tiers
 		node, err := agent.New(cfg, agent.Deps{
-			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows,
+			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows, Backlog: s.records.Backlog,
 			Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, metrics), Log: log,
 		})
 		if err != nil {
@@ -86,9 +86,10 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		s.nodes = append(s.nodes, name)
 		s.agents = append(s.agents, node)
 	}
-	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency))
+	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency, opts.tiers))
 	cfg := gateway.DefaultConfig()
-	cfg.Listen, cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys = s.listener.Addr().String(), opts.sloTTFT, opts.refuseLaw, opts.grace, opts.keys
+	cfg.Listen = s.listener.Addr().String()
+	opts.door(&cfg)
 	s.gateway, err = gateway.New(cfg, gateway.Deps{
 		Records: s.records, Directory: s.records, Publish: s.lanes.Publish, Discard: s.lanes.Discard, OpenMailbox: bus.Open,
 		Rows: s.rows, Cause: s.cause, Metrics: metrics, Log: log,

@@ -40,6 +40,7 @@ flags win over variables, variables over the file. See: penstock config example.
 	f.String("listen", "127.0.0.1:4780", "address of the OpenAI API")
 	grpcFlags(f)
 	lawFlag(f)
+	tiersFlag(f)
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	doorFlags(f)
 	commonFlags(f)

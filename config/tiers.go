@@ -1,0 +1,70 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"penstock/scheduler"
+)
+
+// Tiers is the value of a flag, a variable or a file's key: a YAML list of
+// {name, floor, ceiling, age, slo-ttft, slo-tpot}, first goes first.
+type Tiers []scheduler.Tier
+
+// ages are the defaults, by place; the last is that of all tiers after it.
+var ages = [...]time.Duration{5 * time.Second, 5 * time.Second, 30 * time.Second, 120 * time.Second}
+
+// Set reads and checks the list; "" is none.
+func (t *Tiers) Set(text string) error {
+	var list []struct {
+		Name    string         `yaml:"name"`
+		Floor   float64        `yaml:"floor"`
+		Ceiling *float64       `yaml:"ceiling"`
+		Age     *time.Duration `yaml:"age"`
+		SLOTTFT time.Duration  `yaml:"slo-ttft"`
+		SLOTPOT time.Duration  `yaml:"slo-tpot"`
+	}
+	if err := yaml.UnmarshalWithOptions([]byte(text), &list, yaml.Strict()); err != nil {
+		return fmt.Errorf("want a list of {name, floor, ceiling, age, slo-ttft, slo-tpot}: %s", yaml.FormatError(err, false, true))
+	}
+	all := make(Tiers, len(list))
+	for i, from := range list {
+		all[i] = scheduler.Tier{Name: from.Name, Floor: from.Floor, Ceiling: 1, Age: ages[min(i, len(ages)-1)], SLOTTFT: from.SLOTTFT, SLOTPOT: from.SLOTPOT}
+		if from.Ceiling != nil {
+			all[i].Ceiling = *from.Ceiling
+		}
+		if from.Age != nil {
+			all[i].Age = *from.Age
+		}
+	}
+	if err := scheduler.ValidateTiers(all); err != nil {
+		return err
+	}
+	*t = all
+	return nil
+}
+
+// String is the list on one line, as Set reads it.
+func (t *Tiers) String() string {
+	if len(*t) == 0 {
+		return ""
+	}
+	each := make([]string, len(*t))
+	for i, x := range *t {
+		each[i] = fmt.Sprintf("{name: %q, floor: %g, ceiling: %g, age: %s", x.Name, x.Floor, x.Ceiling, x.Age)
+		if x.SLOTTFT > 0 {
+			each[i] += fmt.Sprintf(", slo-ttft: %s", x.SLOTTFT)
+		}
+		if x.SLOTPOT > 0 {
+			each[i] += fmt.Sprintf(", slo-tpot: %s", x.SLOTPOT)
+		}
+		each[i] += "}"
+	}
+	return "[" + strings.Join(each, ", ") + "]"
+}
+
+// Type is the word for the value in a command's help.
+func (t *Tiers) Type() string { return "list" }
