@@ -19,7 +19,12 @@ type agent struct {
 	reqs  []scheduler.Request
 	peers []scheduler.Peer
 	row   fleet.Row
+
+	counted time.Duration // when it was last told of tiers' backlogs
 }
+
+// backlogEvery is how often agent/run.go reads them.
+const backlogEvery = time.Second
 
 func (a *agent) now() time.Time { return a.g.w.time() }
 
@@ -178,6 +183,12 @@ func (a *agent) sample(s scheduler.Sample) {
 		}
 	}
 	a.sched.SetPeers(a.peers)
+	if a.g.w.now >= a.counted+backlogEvery {
+		a.counted = a.g.w.now
+		for _, l := range a.g.lanes {
+			a.sched.SetBacklog(l.rank, l.own.Requests) // a tier has one lane, or all are of one tier
+		}
+	}
 	a.sched.Observe(a.now(), s)
 	a.fill()
 	v := a.sched.View(a.now())

@@ -15,7 +15,7 @@ const (
 	lowRequests = 20_000
 	lowArrive   = 10 * time.Second
 	lowLimit    = 10 * time.Minute
-	lowCeiling  = 0.1 // of the KV tokens
+	lowCeiling  = 0.02 // of the KV tokens: 40 of these jobs on the smallest profile
 )
 
 // LowTier is what becomes of the backlog of the workload "tiers", whose other figures
