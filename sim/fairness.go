@@ -8,7 +8,7 @@ import (
 // Fairness is how alike tenants are served, in tokens as virtual token counters weigh
 // them: a prompt's once, an output's twice.
 type Fairness struct {
-	Backlogged float64   `json:"backlogged"`            // tenants of whom something stayed unserved in every 10 s
+	Backlogged float64   `json:"backlogged"`            // tenants of whose requests a tenth and more got no token
 	Jain       float64   `json:"jain,omitempty"`        // of the tokens of those; 1 = all alike, 1/n = one has all
 	Gap        float64   `json:"token_gap"`             // most that one tenant got more than another while both were backlogged
 	Bound      float64   `json:"vtc_bound"`             // what the fair queueing of VTC (arXiv 2401.00588) promises: 2 x max(longest prompt, 2 x KV tokens)
@@ -23,6 +23,7 @@ type Fairness struct {
 const (
 	perPrompt, perOutput = 1, 2
 	backlogWindow        = 10 * time.Second
+	backlogShare         = 0.1
 )
 
 // served counts a token that reached its client.
@@ -44,6 +45,7 @@ func (t *tally) fairness(all []outcome, kv int) *Fairness {
 		return nil
 	}
 	windows, longest := len(t.service[0]), 0
+	came, unmet := make([]float64, t.tenants), make([]float64, t.tenants)
 	unserved := make([][]bool, t.tenants)
 	for i := range unserved {
 		unserved[i] = make([]bool, windows)
@@ -51,19 +53,20 @@ func (t *tally) fairness(all []outcome, kv int) *Fairness {
 	for i := range all {
 		o := &all[i]
 		longest = max(longest, o.Prompt)
+		came[o.tenant]++
 		if !o.served {
+			unmet[o.tenant]++
 			unserved[o.tenant][min(int((o.At-t.warm)/backlogWindow), windows-1)] = true
 		}
 	}
 	f := &Fairness{Bound: 2 * float64(max(perPrompt*longest, perOutput*kv))}
 	var sum, squares float64
 	for i := range t.tenants {
-		always, tokens := true, 0.0
+		tokens := 0.0
 		for k := range windows {
-			always = always && unserved[i][k]
 			tokens += t.service[i][k]
 		}
-		if always {
+		if unmet[i] > backlogShare*came[i] {
 			f.Backlogged++
 			sum += tokens
 			squares += tokens * tokens
