@@ -38,10 +38,11 @@ var allowed = map[string][]string{
 	"fleet":     {"reason"},
 	"abort":     {},
 	"gossip":    {},
-	"scheduler": {"cost", "reason", "scheduler/fair"},
+	"scheduler": {"reason", "scheduler/fair", "scheduler/forecast"},
 	"scraper":   {"scheduler", "reason"},
 
-	"scheduler/fair": {},
+	"scheduler/fair":     {},
+	"scheduler/forecast": {},
 
 	"scraper/nvml":      {"reason", "scraper/nvml/wire"},
 	"scraper/nvml/wire": {},
@@ -82,7 +83,7 @@ var allowed = map[string][]string{
 }
 
 // pure packages are functions of values: no clock, IO, log or metric.
-var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "fleet": true, "cost": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true}
+var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "fleet": true, "cost": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "context", "math/rand", "math/rand/v2", "sync", "github.com/prometheus"}
 

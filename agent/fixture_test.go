@@ -24,6 +24,7 @@ import (
 	rmemory "penstock/registry/memory"
 	"penstock/response"
 	bus "penstock/response/memory"
+	"penstock/scheduler"
 	"penstock/vllm/simengine"
 	"penstock/vllm/vllmtest"
 )
@@ -85,6 +86,7 @@ func wire(t testing.TB, url string, change ...func(*Config)) *node {
 	t.Helper()
 	n := &node{t: t, bus: bus.New(), prom: prometheus.NewRegistry(), logs: &syncBuffer{}, events: map[string][]response.Event{}, news: make(chan struct{}), done: make(chan error, 1)}
 	n.cfg = DefaultConfig()
+	n.cfg.Scheduler.Law = scheduler.Watermark // a gauge is all it takes to fill the engine
 	n.cfg.Node = "node-1"
 	n.cfg.SetEngine(url)
 	for _, c := range change {

@@ -10,7 +10,7 @@ const (
 	probeFirst = 2 * time.Second
 	probeMax   = 30 * time.Second
 	promptGain = 0.02 // about the last 50 starts
-	ownTimes   = 2    // mean prompts that a wait leaves room for, see DESIGN.md
+	ownTimes   = 3    // mean prompts that a wait leaves room for, see DESIGN.md
 	lateShare  = 8    // late heads keep prefill busy for a part of slo_ttft only: the rest is for who comes in time
 )
 
@@ -108,10 +108,17 @@ func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
 		return reason.KVCredit
 	case waiting >= s.cfg.WaitMax || s.pendSeqs+n > s.cfg.WaitMax:
 		return reason.WaitingHigh
+	case s.seats > 0 && s.liveSeqs+s.foreign+n > s.seats+1:
+		return reason.WaitingHigh
 	case waiting >= s.cfg.WaitSome && kv+own >= start:
 		return reason.WaitingSome
-	case s.cfg.Law == Forecast && s.sample.KVTokens > 0:
-		return s.future(r, extra)
+	}
+	if s.cfg.Law == Forecast && s.sample.KVTokens > 0 {
+		if why := s.future(r, extra); why != reason.OK || s.forecasts() {
+			return why
+		}
+	}
+	switch {
 	case kv >= start && draw(r.Hash, uint64(now.Unix())) < s.odds(kv):
 		if full == reason.KVCredit {
 			return full

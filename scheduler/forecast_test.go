@@ -1,103 +1,11 @@
 package scheduler
 
 import (
-	"math"
-	"math/rand/v2"
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"penstock/reason"
 )
-
-// TestPeakIsTheBatchsFuture: the peak is what a step-by-step look finds.
-func TestPeakIsTheBatchsFuture(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		one := rapid.Custom(func(t *rapid.T) plan {
-			return plan{seqs: rapid.IntRange(1, 3).Draw(t, "seqs"), held: rapid.IntRange(0, 50).Draw(t, "held"), left: rapid.IntRange(0, 30).Draw(t, "left")}
-		})
-		all := rapid.SliceOfN(one, 1, 12).Draw(t, "plans")
-		var f forecast
-		for i, p := range all[1:] {
-			p.slot = uint32(i)
-			f.insert(p)
-		}
-		want := 0
-		for step := range 31 {
-			held := 0
-			for _, p := range all {
-				if p.left >= step {
-					held += p.held + p.seqs*step
-				}
-			}
-			want = max(want, held)
-		}
-		if got := f.peak(all[0]); got != want {
-			t.Fatalf("peak of %+v is %d, want %d", all, got, want)
-		}
-		for i := range all[1:] {
-			f.remove(uint32(i))
-		}
-		if len(f.plans) != 0 {
-			t.Fatalf("%d plans left", len(f.plans))
-		}
-	})
-}
-
-func TestExpectGoesByWhatCameThisFar(t *testing.T) {
-	l := newLengths()
-	for range 60 { // half of a class's answers are short, half are long
-		l.learn(7, 10)
-		l.learn(7, 500)
-		l.learn(9, 100)
-	}
-	for _, tt := range []struct {
-		name                       string
-		class, model               uint64
-		out, expected, limit, want int
-	}{
-		{"a new one", 7, 9, 0, 1, maxTokens, 500},
-		{"past the short ones", 7, 9, 200, 1, maxTokens, 300},
-		{"its client's limit", 7, 9, 200, 1, 250, 50},
-		{"a class not known goes by the model", 8, 9, 0, 1, maxTokens, 100},
-		{"neither known: what the gateway expects", 1, 2, 30, 200, maxTokens, 170},
-		{"past everything known", 7, 9, 800, 1, maxTokens, 800/4 + halfBlock},
-		{"at its limit", 7, 9, 250, 1, 250, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := l.expect(tt.class, tt.model, tt.out, tt.expected, tt.limit); got != tt.want {
-				t.Errorf("expect = %d, want %d", got, tt.want)
-			}
-		})
-	}
-	for i := range uint64(1000) {
-		l.learn(100+i, 5)
-	}
-	if len(l.all) != lengthClasses || len(l.of) != lengthClasses {
-		t.Errorf("%d classes held, %d found; bound %d", len(l.all), len(l.of), lengthClasses)
-	}
-}
-
-// TestStepsAreLearned: the model finds the coefficients of an engine whose steps are
-// linear, within the noise.
-func TestStepsAreLearned(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	step := func(prefill, seqs, kv float64) float64 {
-		return 0.010 + 66e-6*prefill + 40e-6*seqs + 0.015*kv
-	}
-	var m stepModel
-	for range 2000 {
-		prefill, seqs, kv := random.Float64()*500, 10+random.Float64()*100, random.Float64()*0.9
-		m.learn(prefill, seqs, kv, step(prefill, seqs, kv)*(0.95+0.1*random.Float64()))
-	}
-	for _, x := range [][3]float64{{0, 50, 0.5}, {250, 64, 0.8}, {2048, 0, 0}} {
-		got, want := m.step(x[0], x[1], x[2]), step(x[0], x[1], x[2])
-		if math.Abs(got-want) > 0.1*want {
-			t.Errorf("a step of %v takes %.1f ms, predicted %.1f", x, want*1e3, got*1e3)
-		}
-	}
-}
 
 func TestForecastAdmitsUntilThePeakIsFull(t *testing.T) {
 	cfg := DefaultConfig()

@@ -27,9 +27,6 @@ func (a *average) add(x float64) {
 	a.dev += gain * (math.Abs(err) - a.dev)
 }
 
-// high is the mean plus two deviations, never negative.
-func (a *average) high() float64 { return max(a.mean+2*a.dev, 0) }
-
 // speed predicts the time to a first token from the prompt tokens pending.
 //
 // One first token gives one pair: tokens pending when it started, its own

@@ -1,6 +1,10 @@
 package scheduler
 
-import "time"
+import (
+	"time"
+
+	"penstock/scheduler/forecast"
+)
 
 const (
 	firstSlots = 256     // room for this many in flight before the ledger grows
@@ -32,7 +36,9 @@ type slot struct {
 	limit    int // most output tokens of one sequence; 0 = none
 	class    uint64
 	model    uint64
-	shown    int // tokens of it in the last sample's gauge
+	shown    int           // tokens of it in the last sample's gauge
+	plan     forecast.Plan // as it is in the peak
+	passed   int           // steps of a length it is known to have passed
 	bill     bill
 }
 
@@ -46,6 +52,8 @@ type ledger struct {
 	liveTokens int           // prompt and output tokens of those
 	pendTokens int           // prompt tokens of those without a first token
 	pendSeqs   int           // sequences without a first token
+	liveSeqs   int           // sequences of what is live
+	foreign    int           // sequences of others at the engine, as of the last sample
 	credit     int           // tokens the last sample does not show, released ones included until a sample can know
 	partial    int           // of those, tokens of prompts in prefill that the gauge holds already
 	freed      int           // tokens in the last sample's gauge whose blocks are free by now
@@ -114,13 +122,15 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	s.liveTokens += e.prompt
 	s.pendTokens += e.prompt
 	s.pendSeqs += e.seqs
+	s.liveSeqs += e.seqs
 	s.credit += e.prompt
 	e.ahead = s.pendTokens
 	if !e.stream && s.speed.known() {
 		e.guess = t + s.speed.predict(e.ahead)
 	}
 	s.flow.roll(t, s.closed)
-	s.forecast.insert(s.plan(i, e))
+	e.plan = s.plan(e)
+	s.peak.Add(&e.plan)
 	s.prompts += promptGain * (float64(r.prompt()) - s.prompts)
 	s.flow.started(e.prompt + e.expected)
 	s.enter(t, r, e)
@@ -142,6 +152,7 @@ func (s *State) Progress(now time.Time, id Slot, prompt, output int) {
 	}
 	if output = clamp(output, 0, maxTokens); output > e.out {
 		s.grow(e, output)
+		s.lives(e)
 	}
 	answered := output > 0 || (prompt > 0 && e.expected == 0)
 	if answered {
@@ -215,14 +226,14 @@ func (s *State) leave(t time.Duration, id Slot, freed bool) {
 	}
 	s.exit(t, e)
 	s.live--
+	s.liveSeqs -= e.seqs
 	s.liveTokens -= e.held()
 	if !e.begun {
 		s.unpend(e)
 	}
-	s.forecast.remove(uint32(id) - 1)
+	s.peak.Remove(&e.plan)
 	if freed {
-		s.lengths.learn(e.class, e.out/e.seqs)
-		s.lengths.learn(e.model, e.out/e.seqs)
+		s.lengths.Learn(e.class, e.model, e.passed, forecast.Step(e.out/e.seqs), e.seqs, e.limit == 0 || e.out/e.seqs < e.limit)
 	}
 	if s.live == 0 {
 		s.emptied = t
@@ -235,7 +246,8 @@ func (s *State) leave(t time.Duration, id Slot, freed bool) {
 		return
 	}
 	if e.released, e.freed, e.end = true, freed, t; !freed { // it holds what it holds until the end of a step
-		s.forecast.insert(s.plan(uint32(id)-1, e))
+		e.plan = s.plan(e)
+		s.peak.Add(&e.plan)
 	}
 }
 
@@ -272,12 +284,13 @@ func (s *State) settle(now, seen time.Duration) {
 		seqs += e.seqs
 	}
 	s.credit, s.partial, s.freed = credit, 0, freed
-	if s.sample.Running+s.sample.Waiting <= seqs {
+	s.foreign = max(s.sample.Running+s.sample.Waiting-seqs, 0)
+	if s.foreign == 0 {
 		// Nobody else is there: what the gauge holds beyond what shows is the part of
 		// our pending prompts that is computed already.
 		s.partial = clamp(int(s.sample.KV*float64(s.sample.KVTokens))-ours, 0, unseen)
 	}
-	s.forecast.learn(s.sample.KV*float64(s.sample.KVTokens), ours, prompts, s.partial, s.sample.KVTokens)
+	s.gauge.Learn(s.sample.KV*float64(s.sample.KVTokens), ours, prompts, s.partial, s.sample.KVTokens)
 	s.replan()
 }
 

@@ -29,7 +29,7 @@ func (s *State) Observe(now time.Time, p Sample) {
 	p.Running, p.Waiting, p.Ranks = max(p.Running, 0), max(p.Waiting, 0), max(p.Ranks, 1)
 	p.KVTokens = clamp(p.KVTokens, 0, maxTokens)
 
-	was := &s.sample
+	was := s.sample
 	if !s.have || p.Restarted || p.KV != was.KV || p.Running != was.Running || p.Waiting != was.Waiting ||
 		p.Tokens != was.Tokens || p.Steps != was.Steps || p.Preemptions != was.Preemptions {
 		s.moved = max(s.moved, t)
@@ -37,13 +37,14 @@ func (s *State) Observe(now time.Time, p Sample) {
 	}
 	if p.Restarted {
 		s.speed.restart()
+		s.seats = 0
 		s.closed = false
 	}
 	window := at - s.sampled
-	s.forecast.preempted(s.have && p.Preemptions > was.Preemptions && !p.Restarted, window.Seconds())
+	s.gauge.Preempted(s.have && p.Preemptions > was.Preemptions && !p.Restarted, window.Seconds())
 	if p.StepTime > 0 && s.have && window < blindAfter {
 		steps := max(window.Seconds()/p.StepTime.Seconds(), 1)
-		s.steps.learn(float64(s.prefilled)/steps, float64(p.Running), p.KV, p.StepTime.Seconds())
+		s.steps.Learn(float64(s.prefilled)/steps, float64(p.Running), p.KV, p.StepTime.Seconds())
 	}
 	s.prefilled = 0
 	if p.StepTime > 0 {
@@ -58,6 +59,7 @@ func (s *State) Observe(now time.Time, p Sample) {
 	if p.Asked.IsZero() || asked > at {
 		asked = at - slowScrape
 	}
+	s.countSeats(&was, &p)
 	s.settle(t, asked-s.cfg.Visible)
 	s.latch()
 	s.flow.roll(t, s.closed)
@@ -124,7 +126,7 @@ func (s *State) share(n int) float64 {
 // marks are the watermarks: start below, stop from, reopen below. The forecast may
 // fill an engine up to its margin, and so they are above that, while K is known.
 func (s *State) marks() (start, stop, reopen float64) {
-	if s.cfg.Law == Forecast && s.sample.KVTokens > 0 {
+	if s.forecasts() {
 		return netStart, netStop, netStart
 	}
 	return s.cfg.KVStart, s.cfg.KVStop, s.cfg.KVReopen

@@ -114,7 +114,7 @@ func TestServiceGap(t *testing.T) {
 				lanes = append(lanes, l)
 			}
 		}
-		cfg := DefaultConfig()
+		cfg := watermarks()
 		cfg.Law = Forecast
 		w := newShop(t, cfg, k, lanes...)
 		var most, least [6][6]int64
@@ -144,7 +144,7 @@ func TestServiceGap(t *testing.T) {
 // for no more than the credit.
 func TestCreditIsBounded(t *testing.T) {
 	const k = 20_000
-	w := newShop(t, DefaultConfig(), k, lane{tenant: 1, prompt: 500, output: 100})
+	w := newShop(t, watermarks(), k, lane{tenant: 1, prompt: 500, output: 100})
 	rng := rand.New(rand.NewPCG(1, 1))
 	w.run(rng, 2000, nil)
 	w.lanes = append(w.lanes, lane{tenant: 2, prompt: 500, output: 100})
@@ -162,7 +162,7 @@ func TestCreditIsBounded(t *testing.T) {
 // TestNobodyStarves: under tiers that always wait and would fill the engine, the last
 // one has a start in every age and length of an answer.
 func TestNobodyStarves(t *testing.T) {
-	cfg := DefaultConfig()
+	cfg := watermarks()
 	cfg.Tiers = []Tier{{Name: "vip", Ceiling: 1}, {Name: "batch", Ceiling: 1, Age: 5 * time.Second}}
 	w := newShop(t, cfg, 20_000, lane{tenant: 1, prompt: 1000, output: 100}, lane{tenant: 2, prompt: 1000, output: 100}, lane{tenant: 3, tier: 1, prompt: 1000, output: 100})
 	w.run(rand.New(rand.NewPCG(1, 1)), 3000, nil) // a minute
@@ -176,7 +176,7 @@ func TestNobodyStarves(t *testing.T) {
 func TestSharesAreKept(t *testing.T) {
 	const k = 40_000
 	for seed, c := range []struct{ a, b, floor float64 }{{0.2, 1, 0}, {0.5, 0.3, 0}, {1, 1, 0.3}, {1, 0.3, 0.3}, {0.5, 1, 0.3}} {
-		cfg := DefaultConfig()
+		cfg := watermarks()
 		cfg.Law = Forecast
 		cfg.Tiers = []Tier{{Name: "a", Ceiling: c.a}, {Name: "b", Ceiling: c.b, Floor: c.floor}, {Name: "c", Ceiling: 0.1}}
 		w := newShop(t, cfg, k, lane{tier: 0, prompt: 500, output: 100}, lane{tier: 1, prompt: 800, output: 100}, lane{tier: 2, prompt: 300, output: 50})
@@ -211,14 +211,14 @@ func TestTiersNameTheBadField(t *testing.T) {
 		"slo-tpot of tier":  func(t *Tier) { t.SLOTPOT = -1 },
 		"add up to 1.5":     func(t *Tier) { t.Floor = 0.9 },
 	} {
-		cfg, bad := DefaultConfig(), good
+		cfg, bad := watermarks(), good
 		spoil(&bad)
 		cfg.Tiers = []Tier{{Name: "first", Ceiling: 1, Floor: 0.6}, bad}
 		if _, err := New(cfg, time.Unix(0, 0)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
-	cfg := DefaultConfig()
+	cfg := watermarks()
 	cfg.Tiers = make([]Tier, MostTiers+1)
 	if _, err := New(cfg, time.Unix(0, 0)); err == nil || !strings.Contains(err.Error(), "at most 16") {
 		t.Errorf("error %v, want the bound of tiers", err)

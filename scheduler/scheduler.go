@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"penstock/reason"
+	"penstock/scheduler/forecast"
 )
 
 // Action is what the caller does with a delivered head.
@@ -148,7 +149,7 @@ type Config struct {
 // DefaultConfig is the law of DESIGN.md.
 func DefaultConfig() Config {
 	return Config{
-		Law:  Watermark,
+		Law:  Forecast,
 		Poll: 50 * time.Millisecond, Visible: 10 * time.Millisecond,
 		KVStart: 0.80, KVStop: 0.92, KVReopen: 0.75, Margin: 0.05,
 		WaitSome: 5, WaitMax: 20, ColdTokens: 2048, ColdSeqs: 16,
@@ -198,17 +199,19 @@ type State struct {
 	flow     flow
 	heads    heads
 	prompts  float64 // tokens of a prompt, EWMA over what was started
-	lengths  lengths
-	forecast forecast
+	lengths  forecast.Lengths
+	peak     forecast.Peak
+	gauge    forecast.Gauge
+	steps    forecast.Steps
 	tiers    []tier
 	relieved time.Duration // when relief was last looked at
-	steps    stepModel
 
 	sample   Sample
 	sampled  time.Duration // of the last good sample
 	have     bool          // there is a sample
 	step     time.Duration // EWMA of step time; 0 = not known
 	moved    time.Duration // last time the engine showed any movement
+	seats    int           // sequences the engine runs at most; 0 = not known
 	closed   bool          // KVStop was reached and KVReopen not yet seen
 	draining bool
 	maxLen   int // max_model_len; 0 = not known
@@ -229,8 +232,7 @@ func New(cfg Config, start time.Time) (*State, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: newLengths(), forecast: forecast{sharing: 1}, tiers: newTiers(&cfg)}
-	s.forecast.plans = make([]plan, 0, firstSlots)
+	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: forecast.NewLengths(), gauge: forecast.NewGauge(), tiers: newTiers(&cfg)}
 	s.slots = make([]slot, 0, firstSlots)
 	s.free = make([]uint32, 0, firstSlots)
 	return s, nil

@@ -15,6 +15,14 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the expected results in testdata")
 
+// watermarks is the law that most of what decides is tested under: its numbers do not
+// depend on what was learned.
+func watermarks() Config {
+	cfg := DefaultConfig()
+	cfg.Law = Watermark
+	return cfg
+}
+
 // TestScripts runs testdata/*.txt. A line is a command with key=value arguments,
 // then " -> " and what it answers; "#" begins a comment. A script that changes is
 // rewritten with -rewrite and read as a diff.
@@ -60,7 +68,7 @@ type script struct {
 func runScript(t *testing.T, text string) string {
 	t.Helper()
 	start := time.Unix(1000, 0).Add(-50 * time.Millisecond)
-	s, err := New(DefaultConfig(), start)
+	s, err := New(watermarks(), start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +193,7 @@ func (sc *script) start(names []string) string {
 }
 
 func (sc *script) tiers(names []string) {
-	cfg := DefaultConfig()
+	cfg := watermarks()
 	for _, n := range names {
 		t := Tier{Ceiling: 1}
 		part := strings.Split(n, ":")

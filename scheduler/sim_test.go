@@ -103,7 +103,7 @@ type parked struct {
 
 func newWorld(t *testing.T, e *toy) *world {
 	start := time.Unix(1000, 0)
-	s, err := New(DefaultConfig(), start)
+	s, err := New(watermarks(), start)
 	if err != nil {
 		t.Fatal(err)
 	}

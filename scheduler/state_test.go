@@ -24,7 +24,7 @@ func TestConfigNamesTheBadField(t *testing.T) {
 		"ColdSeqs":   func(c *Config) { c.ColdSeqs = 0 },
 		"SLOTTFT":    func(c *Config) { c.SLOTTFT = 0 },
 	} {
-		c := DefaultConfig()
+		c := watermarks()
 		spoil(&c)
 		if _, err := New(c, time.Unix(0, 0)); err == nil || !strings.Contains(err.Error(), "scheduler: "+field+" is ") {
 			t.Errorf("New with a bad %s: error %v, want one that names it", field, err)
@@ -56,7 +56,7 @@ func naive(l *ledger) (n ledger) {
 func TestAnyOrderOfEvents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(1000, 0)
-		s, err := New(DefaultConfig(), now)
+		s, err := New(watermarks(), now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestSpeed(t *testing.T) {
 	if got, want := v.predict(1000), took(1000); got < want*9/10 || got > want*2 {
 		t.Errorf("1,000 tokens are predicted to take %s, want about %s", got, want)
 	}
-	if got, want := seconds(v.ttft.high()), took(1000); got < want*9/10 || got > want*2 {
+	if got, want := seconds(v.ttft.mean), took(1000); got < want*9/10 || got > want*2 {
 		t.Errorf("the row's first token is %s, want about %s", got, want)
 	}
 }
@@ -176,7 +176,7 @@ func TestSpeed(t *testing.T) {
 // Only the first request of a process may compile: it teaches nothing.
 func TestFirstRequestOfAProcessTeachesNothing(t *testing.T) {
 	now := time.Unix(1000, 0)
-	s, err := New(DefaultConfig(), now)
+	s, err := New(watermarks(), now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestFirstRequestOfAProcessTeachesNothing(t *testing.T) {
 // Plain answers and embeddings teach by their end, less the time of their decode.
 func TestPlainAnswersTeach(t *testing.T) {
 	now := time.Unix(1000, 0)
-	s, err := New(DefaultConfig(), now)
+	s, err := New(watermarks(), now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestViewStart(t *testing.T) {
 // full is a state with n requests in flight on a fresh engine and 128 heads seen.
 func full(tb testing.TB, n int, kv float64) (*State, time.Time) {
 	now := time.Unix(1000, 0)
-	s, err := New(DefaultConfig(), now)
+	s, err := New(watermarks(), now)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func TestFinishFreesAtOnce(t *testing.T) {
 		want float64
 	}{{"finished", (*State).Finish, 0.2}, {"aborted", (*State).Release, 0.5}} {
 		t.Run(tt.name, func(t *testing.T) {
-			s, err := New(DefaultConfig(), start)
+			s, err := New(watermarks(), start)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -23,7 +23,7 @@ type View struct {
 	Requests   int           // in flight
 	Tokens     int           // prompt and output tokens in flight
 	Prefill    float64       // prompt tokens per second; 0 = not known
-	FirstToken time.Duration // from start to first token, mean plus two deviations; 0 = not known
+	FirstToken time.Duration // from start to first token, in the mean; 0 = not known
 	Start      time.Duration // predicted wait of a request that comes now: the tokens to be worked off before the gate opens / DrainRate; 0 = none, or not known
 	Relief     uint16        // tiers that have relief, 1 << their place
 	DrainRate  float64       // expected tokens started per second while work waits; until that is known the prefill rate, which is more; 0 = not known
@@ -35,7 +35,7 @@ func (s *State) View(now time.Time) View {
 	v := View{
 		Condition: s.condition(t), KV: s.sample.KV, Running: s.sample.Running, Waiting: s.sample.Waiting,
 		KVTokens: s.sample.KVTokens, StepTime: s.step, Credit: s.unshown(), Pending: s.pendTokens, PendingSeq: s.pendSeqs,
-		Relief: s.relieving(), Requests: s.live, Tokens: s.liveTokens, Prefill: s.speed.rate(), FirstToken: seconds(s.speed.ttft.high()),
+		Relief: s.relieving(), Requests: s.live, Tokens: s.liveTokens, Prefill: s.speed.rate(), FirstToken: seconds(max(s.speed.ttft.mean, 0)),
 	}
 	if s.have {
 		v.SampleAge = max(t-s.sampled, 0)
