@@ -21,35 +21,12 @@ func printKeys() {
 	}
 }
 
-// runTenants prints what came of each tenant's requests and of those of all but the
-// abuser.
+// runTenants prints what came of the requests of all but the abuser.
 func (o *options) runTenants(shapes []load.Shape) error {
-	outcomes := make([][]load.Outcome, len(tenants))
-	group, ctx := errgroup.WithContext(context.Background())
-	for i, t := range tenants {
-		rate := o.rate
-		if t == "abuser" {
-			rate *= o.times
-		}
-		cfg := o.config(o.arrivals(shapes, rate, o.seed*uint64(len(tenants))+uint64(i)))
-		cfg.APIKey, cfg.Seed = key(t), o.seed*uint64(len(tenants))+uint64(i)
-		group.Go(func() (err error) {
-			outcomes[i], err = load.Run(ctx, cfg)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
+	by, well, err := o.together(context.Background(), shapes)
+	if err != nil {
 		return err
 	}
-	var others []load.Outcome
-	by := map[string]load.Summary{}
-	for i, t := range tenants {
-		by[t] = load.Between(outcomes[i], o.warm, o.warm+o.span)
-		if t != "abuser" {
-			others = append(others, outcomes[i]...)
-		}
-	}
-	well := load.Between(others, o.warm, o.warm+o.span)
 	least, tokens := 1.0, 0.0
 	for t, s := range by {
 		tokens += s.TokenGoodput
@@ -69,6 +46,38 @@ func (o *options) runTenants(shapes []load.Shape) error {
 		{"good req/s", "%.2f", abuser.Goodput, false},
 		{"all: good tok/s", "%.0f", tokens, false},
 	}, "others: "+note(well)+"; abuser: "+note(abuser))
+}
+
+// together lets all tenants send and sums up what came of each one's requests, and of
+// those of all but the abuser.
+func (o *options) together(ctx context.Context, shapes []load.Shape) (by map[string]load.Summary, well load.Summary, err error) {
+	outcomes := make([][]load.Outcome, len(tenants))
+	group, ctx := errgroup.WithContext(ctx)
+	for i, t := range tenants {
+		rate := o.rate
+		if t == "abuser" {
+			rate *= o.times
+		}
+		cfg := o.config(o.arrivals(shapes, rate, o.seed*uint64(len(tenants))+uint64(i)))
+		cfg.APIKey, cfg.Seed = key(t), o.seed*uint64(len(tenants))+uint64(i)
+		group.Go(func() (err error) {
+			outcomes[i], err = load.Run(ctx, cfg)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, well, err
+	}
+	var others []load.Outcome
+	by = map[string]load.Summary{}
+	for i, t := range tenants {
+		by[t] = load.Between(outcomes[i], o.warm, o.warm+o.span)
+		if t != "abuser" {
+			others = append(others, outcomes[i]...)
+		}
+	}
+	well = load.Between(others, o.warm, o.warm+o.span)
+	return by, well, nil
 }
 
 func share(s load.Summary) float64 { return float64(s.Good) / float64(max(s.Requests, 1)) }
