@@ -79,7 +79,7 @@ func (s *State) judge(now time.Time, t time.Duration, r *Request) (why reason.Re
 		why = s.line(r, late)
 	}
 	if why == reason.OK {
-		why = s.allows(r)
+		why = s.allows(t, r)
 	}
 	return why, late
 }

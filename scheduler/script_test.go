@@ -102,7 +102,7 @@ func (sc *script) run(words []string) string {
 	}
 	defer sc.unused()
 	switch words[0] {
-	case "tiers": // a new state with tiers, first goes first: name:floor:ceiling:age
+	case "tiers": // a new state with tiers, first goes first: name:floor:ceiling:age:slo
 		sc.tiers(names)
 	case "backlog":
 		sc.s.SetBacklog(sc.number("tier", 0), sc.number("n", 0))
@@ -198,6 +198,9 @@ func (sc *script) tiers(names []string) {
 		t := Tier{Ceiling: 1}
 		part := strings.Split(n, ":")
 		t.Name, t.Age = part[0], duration(sc, part[3])
+		if len(part) > 4 {
+			t.SLOTTFT = duration(sc, part[4])
+		}
 		if _, err := fmt.Sscan(part[1]+" "+part[2], &t.Floor, &t.Ceiling); err != nil {
 			sc.bad = err
 		}
