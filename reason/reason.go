@@ -24,6 +24,7 @@ const (
 	KVForecast  // what runs and this request would not fit until they end
 	StepsSlow   // with it the engine's steps would be longer than slo_tpot allows
 	WaitingHigh // too many requests wait inside the engine
+	SeatsFull   // as many run as the engine runs at most, its max_num_seqs
 	WaitingSome // some wait inside the engine and this one is not safe beside them
 	PrefillBusy // prompts already sent would push its first token past slo_ttft
 	Cold        // the engine's speed is not known yet and the cold-start allowance is used
@@ -94,7 +95,7 @@ const (
 
 var names = [end]string{
 	None: "none", OK: "ok", Probe: "probe",
-	KVHigh: "kv_high", KVBand: "kv_band", KVCredit: "kv_credit", KVForecast: "kv_forecast", StepsSlow: "steps_slow", WaitingHigh: "waiting_high",
+	KVHigh: "kv_high", KVBand: "kv_band", KVCredit: "kv_credit", KVForecast: "kv_forecast", StepsSlow: "steps_slow", WaitingHigh: "waiting_high", SeatsFull: "seats_full",
 	WaitingSome: "waiting", PrefillBusy: "prefill_busy", Cold: "cold_start", Late: "late", TierCeiling: "tier_ceiling", TierTurn: "tier_turn", TenantTurn: "tenant_turn", PeerFree: "peer_free", RoomFull: "room_full",
 	Stale: "stale", Blind: "blind", Stuck: "stuck", Asleep: "asleep", Draining: "draining", Starting: "starting",
 	GPULost: "gpu_lost", GPUFault: "gpu_fault",

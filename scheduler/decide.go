@@ -109,7 +109,7 @@ func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
 	case waiting >= s.cfg.WaitMax || s.pendSeqs+n > s.cfg.WaitMax:
 		return reason.WaitingHigh
 	case s.seats > 0 && s.liveSeqs+s.foreign+n > s.seats+1:
-		return reason.WaitingHigh
+		return reason.SeatsFull
 	case waiting >= s.cfg.WaitSome && kv+own >= start:
 		return reason.WaitingSome
 	}
@@ -214,7 +214,7 @@ func (s *State) probe(t time.Duration, why reason.Reason) bool {
 // frozen reports whether only a probe can find out if why still holds.
 func (s *State) frozen(why reason.Reason) bool {
 	switch why {
-	case reason.KVHigh, reason.KVBand, reason.KVCredit, reason.KVForecast, reason.WaitingHigh, reason.WaitingSome, reason.Stuck:
+	case reason.KVHigh, reason.KVBand, reason.KVCredit, reason.KVForecast, reason.SeatsFull, reason.WaitingHigh, reason.WaitingSome, reason.Stuck:
 		return s.live == 0
 	}
 	return false

@@ -28,7 +28,7 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 		s.become(&x, r.Class, r.Model, clamp(r.ExpectedOut, 1, maxTokens), s.longest(r.prompt()/n, clamp(r.MaxTokens, 0, maxTokens)))
 	}
 	peak := s.peak.With(&x)
-	if !s.fits(peak, extra) {
+	if s.spare(peak, extra) < 0 {
 		return reason.KVForecast
 	}
 	if !s.steps.Known() || s.live == 0 {
@@ -102,14 +102,14 @@ func (s *State) lives(e *slot) {
 	}
 }
 
-// fits reports whether a peak leaves the margin free.
-func (s *State) fits(peak int, extra float64) bool {
-	k := float64(s.sample.KVTokens)
+// spare is the KV tokens that a peak leaves free beside the margin and what is others';
+// below 0 it does not fit.
+func (s *State) spare(peak int, extra float64) float64 {
 	margin := s.cfg.Margin + s.gauge.Caution + extra
 	if s.sample.Ranks > 1 {
 		margin += s.cfg.Margin // which rank takes what is not known
 	}
-	return float64(peak)+s.gauge.Bias <= (1-margin)*k
+	return (1-margin)*float64(s.sample.KVTokens) - float64(peak) - s.gauge.Bias
 }
 
 // longest is the most output tokens one sequence can have: as the client limits it,

@@ -145,7 +145,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 func (s *State) pause(rank int, r *Request, why reason.Reason) time.Duration {
 	starts := s.flow.recent()
 	switch why {
-	case reason.PrefillBusy, reason.WaitingSome, reason.WaitingHigh, reason.Late:
+	case reason.PrefillBusy, reason.WaitingSome, reason.WaitingHigh, reason.SeatsFull, reason.Late:
 		starts = max(starts, s.speed.rate()/float64(max(r.prompt(), 1)))
 	case reason.Cold:
 		starts = maxStarts

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"penstock/reason"
+	"penstock/scheduler/forecast"
 )
 
 // View is the state in numbers, for metrics, the row and /debug/state.
@@ -16,8 +17,13 @@ type View struct {
 	Waiting    int           // the gauge
 	KVTokens   int           // K; 0 = not exported
 	StepTime   time.Duration // 0 = not known
+	StartBelow float64       // the watermarks as they hold now, shares of K
+	StopFrom   float64
+	OpenBelow  float64
+	Peak       float64       // forecast of the most KV that what runs will use, as a share of K; 0 = K is not known
+	Seats      int           // sequences the engine runs at most, where they were seen to be all taken; 0 = not known
 	Credit     int           // tokens the gauge does not show yet
-	Freeness   int           // KV tokens that may still be started: the mark to start below x K - gauge - credit, never negative
+	Freeness   int           // KV tokens that may still be started, never negative: the mark to start below x K - gauge - credit, and under Forecast no more than the peak leaves
 	Pending    int           // prompt tokens without a first token
 	PendingSeq int           // sequences without a first token
 	Requests   int           // in flight
@@ -34,21 +40,28 @@ func (s *State) View(now time.Time) View {
 	t := s.since(now)
 	v := View{
 		Condition: s.condition(t), KV: s.sample.KV, Running: s.sample.Running, Waiting: s.sample.Waiting,
-		KVTokens: s.sample.KVTokens, StepTime: s.step, Credit: s.unshown(), Pending: s.pendTokens, PendingSeq: s.pendSeqs,
+		KVTokens: s.sample.KVTokens, StepTime: s.step, Seats: s.seats, Credit: s.unshown(), Pending: s.pendTokens, PendingSeq: s.pendSeqs,
 		Relief: s.relieving(), Requests: s.live, Tokens: s.liveTokens, Prefill: s.speed.rate(), FirstToken: seconds(max(s.speed.ttft.mean, 0)),
 	}
 	if s.have {
 		v.SampleAge = max(t-s.sampled, 0)
 	}
-	start, _, _ := s.marks()
-	v.Freeness = max(int((start-s.kv())*float64(s.sample.KVTokens)), 0)
+	v.StartBelow, v.StopFrom, v.OpenBelow = s.marks()
+	free := (v.StartBelow - s.kv()) * float64(s.sample.KVTokens)
+	if s.sample.KVTokens > 0 {
+		peak := s.peak.With(&forecast.Plan{})
+		v.Peak = s.share(peak + int(s.gauge.Bias))
+		if s.forecasts() {
+			free = min(free, s.spare(peak, 0))
+		}
+	}
+	v.Freeness = max(int(free), 0)
 	if v.DrainRate = s.flow.drain(); v.DrainRate == 0 {
 		v.DrainRate = s.speed.rate() // nothing can be taken faster than its prompt is computed
 	}
 	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
 	if v.Gate != reason.OK && v.DrainRate > 0 {
-		above := (s.kv() - start) * float64(s.sample.KVTokens) // prompts pending are part of it
-		v.Start = seconds(max(above, float64(v.Pending)) / v.DrainRate)
+		v.Start = seconds(max(-free, float64(v.Pending)) / v.DrainRate) // what is missing holds prompts pending already
 	}
 	return v
 }

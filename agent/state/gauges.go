@@ -1,6 +1,7 @@
 package state
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -37,6 +38,7 @@ func NewGauges(look func(time.Time) State) *Gauges {
 	add("engine_drain_tokens_per_second", "Expected tokens started per second while work waits; 0 while not known.", func(s *State) float64 { return s.View.DrainRate })
 	add("engine_credit_tokens", "Tokens started here that the KV gauge does not show yet.", func(s *State) float64 { return float64(s.View.Credit) })
 	add("engine_free_tokens", "KV tokens that may still be started.", func(s *State) float64 { return float64(s.View.Freeness) })
+	add("kv_peak_ratio", "Forecast of the most KV cache that the requests which run will use at once, over all of it; 0 while its size is not known.", func(s *State) float64 { return s.View.Peak })
 	add("inflight_requests", "Requests that run here.", func(s *State) float64 { return float64(s.View.Requests) })
 	add("inflight_tokens", "Prompt and output tokens of the requests that run here.", func(s *State) float64 { return float64(s.View.Tokens) })
 	add("room_requests", "Delivered heads held because capacity is about to come free.", func(s *State) float64 { return float64(len(s.Room)) })
@@ -46,12 +48,15 @@ func NewGauges(look func(time.Time) State) *Gauges {
 // States are the values of the label state.
 var States = []string{"fresh", "stale", "blind", "stuck", "asleep", "starting", "draining", "engine_down", "gpu_lost", "gpu_fault", "closed"}
 
+// closed are the reasons for which nothing more starts, whatever it is.
+var closed = []reason.Reason{reason.KVHigh, reason.KVForecast, reason.SeatsFull, reason.WaitingHigh}
+
 // stateOf names the one state the engine is in. closed: usable, and full.
 func stateOf(v *scheduler.View) string {
 	switch {
 	case v.Condition != reason.OK:
 		return v.Condition.String()
-	case v.Gate == reason.KVHigh || v.Gate == reason.WaitingHigh:
+	case slices.Contains(closed, v.Gate):
 		return "closed"
 	}
 	return "fresh"

@@ -15,12 +15,18 @@ func Shut(v *scheduler.View, cfg *scheduler.Config) string {
 	case reason.OK:
 		return ""
 	case reason.KVHigh:
-		if v.KV < cfg.KVStop { // closed before, and not open again yet
-			return fmt.Sprintf("kv %s, open again below %s", percent(v.KV), percent(cfg.KVReopen))
+		if v.KV < v.StopFrom { // closed before, and not open again yet
+			return fmt.Sprintf("kv %s, open again below %s", percent(v.KV), percent(v.OpenBelow))
 		}
-		return fmt.Sprintf("kv %s >= %s", percent(v.KV), percent(cfg.KVStop))
+		return fmt.Sprintf("kv %s >= %s", percent(v.KV), percent(v.StopFrom))
 	case reason.KVBand:
-		return fmt.Sprintf("kv %s >= %s", percent(v.KV), percent(cfg.KVStart))
+		return fmt.Sprintf("kv %s >= %s", percent(v.KV), percent(v.StartBelow))
+	case reason.KVForecast:
+		return fmt.Sprintf("kv %s, what runs will use %s", percent(v.KV), percent(v.Peak))
+	case reason.SeatsFull:
+		return fmt.Sprintf("all %d seats (max_num_seqs) are taken", v.Seats)
+	case reason.StepsSlow:
+		return fmt.Sprintf("steps take %d ms", v.StepTime.Milliseconds())
 	case reason.KVCredit:
 		return fmt.Sprintf("kv %s and %d tokens started that do not show yet", percent(v.KV), v.Credit)
 	case reason.WaitingHigh:

@@ -2,6 +2,7 @@ package state
 
 import (
 	"testing"
+	"time"
 
 	"penstock/reason"
 	"penstock/scheduler"
@@ -18,9 +19,13 @@ func TestShut(t *testing.T) {
 		"6 waiting in the engine >= 5":                      {Gate: reason.WaitingSome, Waiting: 6},
 		"9000 prompt tokens before their first token":       {Gate: reason.PrefillBusy, Pending: 9000},
 		"its speed is not known yet":                        {Gate: reason.Cold},
+		"kv 70 %, what runs will use 96 %":                  {Gate: reason.KVForecast, KV: 0.7, Peak: 0.96},
+		"all 64 seats (max_num_seqs) are taken":             {Gate: reason.SeatsFull, Seats: 64},
+		"steps take 120 ms":                                 {Gate: reason.StepsSlow, StepTime: 120 * time.Millisecond},
 		"":                                                  {Gate: reason.OK, KV: 0.1},
 		"late":                                              {Gate: reason.Late},
 	} {
+		v.StartBelow, v.StopFrom, v.OpenBelow = cfg.KVStart, cfg.KVStop, cfg.KVReopen
 		if got := Shut(&v, &cfg); got != want {
 			t.Errorf("gate %v: got %q, want %q", v.Gate, got, want)
 		}
