@@ -155,8 +155,9 @@ func (c *Consumer) start(ctx context.Context) (*client, error) {
 		&rmq.Config{Endpoint: c.cfg.Endpoint, ConsumerGroup: c.cfg.Group, Credentials: c.cfg.credentials()},
 		rmq.NewLitePushConsumerConfig(c.cfg.Topic, Lease),
 		rmq.WithPushConsumptionThreadCount(int32(c.cfg.Concurrency)),
-		rmq.WithPushMaxCacheMessageCount(int32(c.cfg.Concurrency)+64), // our slots are the bound, its own is not exact
-		rmq.WithPushMaxCacheMessageSizeInBytes(int64(c.cfg.Concurrency+64)*MaxBody),
+		// Our slots are the bound. The library's is not exact, and it halves it for two queues.
+		rmq.WithPushMaxCacheMessageCount(2*(int32(c.cfg.Concurrency)+64)),
+		rmq.WithPushMaxCacheMessageSizeInBytes(2*int64(c.cfg.Concurrency+64)*MaxBody),
 		rmq.WithPushEnableFifoConsumeAccelerator(true),
 		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: func(mv *rmq.MessageView) rmq.ConsumerResult { return c.consume(cl, mv) }}),
 	)

@@ -60,8 +60,15 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// TestAssigned: the client keeps its queue while the proxy does not know it.
+// TestAssigned: the client keeps its queue while the proxy does not know it, twice where
+// it has many slots.
 func TestAssigned(t *testing.T) {
+	many := newSession(manySlots, nil)
+	defer many.end()
+	reply := &pb.QueryAssignmentResponse{Status: okStatus, Assignments: []*pb.Assignment{{MessageQueue: &pb.MessageQueue{Id: 7}}}}
+	if err := many.assigned(reply, nil); err != nil || len(reply.GetAssignments()) != 2 || reply.GetAssignments()[1].GetMessageQueue().GetId() != secondQueue {
+		t.Errorf("%v queues of a client with many slots, error %v; want two", reply.GetAssignments(), err)
+	}
 	s := newSession(1, nil)
 	defer s.end()
 	queue := []*pb.Assignment{{MessageQueue: &pb.MessageQueue{Id: 7}}}

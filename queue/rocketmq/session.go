@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // session is one client of the library as seen on the wire. It mends what the
@@ -208,16 +209,30 @@ func unbroken(st, why *pb.Status) {
 	}
 }
 
+const (
+	// secondQueue is a queue's second name: the library has one poll under way for each
+	// queue, and of a queue the proxy looks only at its broker.
+	secondQueue = -2
+	// manySlots is from when on a client polls twice. Each poll that waits takes a slot.
+	manySlots = 8
+)
+
 // assigned keeps the client's queue where the proxy cannot name it: without one the
-// library ends its polls, and looks again only after 5 s.
+// library ends its polls, and looks again only after 5 s. It doubles it, so that one
+// delivery is on its way while another one is taken.
 func (s *session) assigned(reply *pb.QueryAssignmentResponse, err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil && reply.GetStatus().GetCode() == pb.Code_OK && len(reply.GetAssignments()) > 0 {
 		s.queues = reply.GetAssignments()
-		return nil
-	}
-	if s.queues == nil {
+		if cap(s.slots) >= manySlots {
+			for _, a := range reply.GetAssignments() {
+				again := proto.Clone(a).(*pb.Assignment)
+				again.MessageQueue.Id = secondQueue
+				s.queues = append(s.queues, again)
+			}
+		}
+	} else if s.queues == nil {
 		return err
 	}
 	reply.Status, reply.Assignments = &pb.Status{Code: pb.Code_OK}, s.queues
