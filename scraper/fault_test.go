@@ -3,6 +3,7 @@ package scraper
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -226,6 +227,61 @@ func TestNamesAreAskedFor(t *testing.T) {
 	}
 	if n := dials.Load(); n > 2 { // one, and another should a busy machine make a scrape time out
 		t.Errorf("%d connections, want one that is kept", n)
+	}
+}
+
+// TestConnectionClosedBetweenPages: an engine that hangs up after each answer, without a
+// word, costs a dial and no sample.
+func TestConnectionClosedBetweenPages(t *testing.T) {
+	t.Parallel()
+	var dials atomic.Int32
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, buf, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		fmt.Fprintf(buf, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(goodPage), goodPage)
+		buf.Flush()
+		conn.Close()
+	}))
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			dials.Add(1)
+		}
+	}
+	server.Start()
+	defer server.Close()
+	cfg := fastConfig(server.URL)
+	cfg.Timeout = 500 * time.Millisecond
+	samples, bad := live(t, cfg)
+	for dials.Load() < 5 {
+		next(t, samples)
+	}
+	select {
+	case err := <-bad:
+		t.Errorf("got %v, want no bad sample", err)
+	default:
+	}
+}
+
+// TestEndsWhileItReads: the end of Run does not wait for an engine that does not answer.
+func TestEndsWhileItReads(t *testing.T) {
+	t.Parallel()
+	asked := make(chan struct{}, 8)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	c := newClient(fastConfig(server.URL))
+	ctx, cancel := context.WithCancel(t.Context()) // without a deadline
+	done := make(chan error, 1)
+	go func() { _, err := c.fetch(ctx, false); done <- err }()
+	next(t, asked)
+	cancel()
+	if err := next(t, done); err == nil {
+		t.Error("got a page, want an error")
 	}
 }
 
