@@ -26,11 +26,12 @@ var allowed = map[string][]string{
 	"response/memory":       {"response"},
 	"response/responsetest": {"response", "reason"},
 
-	"registry":              {"lane", "reason"},
+	"quota":                 {},
+	"registry":              {"lane", "quota", "reason"},
 	"registry/door":         {"registry", "lane", "reason", "scheduler/fair"},
-	"registry/memory":       {"registry", "registry/door", "lane", "reason"},
-	"registry/registrytest": {"registry", "lane", "reason"},
-	"registry/redis":        {"registry", "lane", "reason"},
+	"registry/memory":       {"registry", "registry/door", "lane", "quota", "reason"},
+	"registry/registrytest": {"registry", "lane", "quota", "reason"},
+	"registry/redis":        {"registry", "lane", "quota", "reason"},
 	"response/redis":        {"response"},
 	"queue/rocketmq":        {"queue", "lane"},
 
@@ -61,17 +62,17 @@ var allowed = map[string][]string{
 	"admin": {},
 	"agent": {
 		"abort", "agent/attempt", "agent/health", "agent/record", "agent/state",
-		"fleet", "lane", "queue", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
+		"fleet", "lane", "queue", "quota", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
 	},
 	"agent/attempt":  {"abort", "queue", "reason", "response", "vllm"},
 	"agent/control":  {"agent/health", "agent/state", "fleet", "proto/penstock/v1", "reason", "registry"},
 	"agent/health":   {"reason", "registry", "scraper", "vllm"},
-	"agent/record":   {"agent/state", "registry", "response"},
+	"agent/record":   {"agent/state", "quota", "registry", "response"},
 	"agent/state":    {"reason", "scheduler"},
 	"gateway/openai": {},
 	"gateway/direct": {"proto/penstock/v1"},
 	"gateway": {
-		"gateway/openai", "admin", "cost", "fleet", "lane", "queue", "reason", "registry", "response",
+		"gateway/openai", "admin", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "scheduler", "scraper", "vllm"},
@@ -83,7 +84,7 @@ var allowed = map[string][]string{
 }
 
 // pure packages are functions of values: no clock, IO, log or metric.
-var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "fleet": true, "cost": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true}
+var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "quota": true, "fleet": true, "cost": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "context", "math/rand", "math/rand/v2", "sync", "github.com/prometheus"}
 
