@@ -30,7 +30,7 @@ const (
 	Cold        // the engine's speed is not known yet and the cold-start allowance is used
 	Late        // it has missed slo_ttft already; heads still in time go first
 	TierCeiling // its tier holds as much of the engine as it may
-	TierTurn    // a tier before its own waits for room
+	TierTurn    // a tier before its own waits for room, or would wait for this one's prompt
 	TenantTurn  // a tenant that has had far less waits for room
 	PeerFree    // another engine can start it now
 	RoomFull    // the ready room has no place for another head

@@ -117,7 +117,7 @@ func (s *State) refuse(now time.Time, t time.Duration, r *Request, why reason.Re
 		v.After = startPause
 	default:
 		e.room = why != reason.TierCeiling && why != reason.TierTurn && why != reason.TenantTurn && why != reason.Late
-		s.flow.limited = s.flow.limited || why != reason.TierCeiling
+		s.flow.limited = s.flow.limited || e.room || why == reason.Late // its tier's or tenant's turn says nothing of the engine
 		v.After = s.pause(rank, r, why)
 		if s.soon(why) && (s.cfg.Ready == 0 || rank <= s.cfg.Ready) && !(ahead && s.late(t, r)) { // the ready room is for heads in time, while there are any
 			v.Action, e.held = Hold, true

@@ -71,7 +71,7 @@ const pendShare = 8
 // A tier with more than patientFrom times the slo_ttft of one before it leaves that
 // one's first tokens nearly as they are: while it had a start within awayAfter, what is
 // pending with a start takes half a step's time at most, or momentShare of the slo.
-// Replayed, 20,000 jobs behind conversations at half load move their p99 by 4 %
+// Replayed, 20,000 jobs behind conversations at half load move their p99 by 5 %
 // (KV-bound) and 3 % (prefill-bound), with an eighth of the slo by 26 % and 66 %.
 const (
 	patientFrom = 4
@@ -173,7 +173,7 @@ func (s *State) allows(t time.Duration, r *Request) reason.Reason {
 		return reason.TierCeiling
 	}
 	if c.patient && s.pendSeqs > 0 && s.speed.prefill(s.pendTokens+r.prompt()) > s.moment(t, i) {
-		return reason.PrefillBusy
+		return reason.TierTurn
 	}
 	if (i > 0 || c.fair.Shared(r.Tenant)) && s.pendTokens > s.cfg.ColdTokens && s.speed.prefill(s.pendTokens) > c.ttft/pendShare {
 		return reason.PrefillBusy
