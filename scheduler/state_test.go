@@ -78,6 +78,7 @@ func TestAnyOrderOfEvents(t *testing.T) {
 				r := Request{
 					Hash: rapid.Uint64Range(0, 50).Draw(t, "hash"), PromptTokens: rapid.IntRange(-10, 3000).Draw(t, "prompt"),
 					ExpectedOut: rapid.IntRange(0, 300).Draw(t, "out"), Sequences: rapid.SampledFrom([]int{-1, 0, 1, 1, 1, 4, 30}).Draw(t, "n"),
+					Tier: rapid.IntRange(-1, 3).Draw(t, "tier"), Tenant: rapid.Uint64Range(0, 3).Draw(t, "tenant"),
 					Opened: now.Add(-time.Duration(rapid.IntRange(0, 5000).Draw(t, "waited")) * time.Millisecond), Stream: rapid.Bool().Draw(t, "stream"),
 				}
 				idle, before := s.idle(), s.pendSeqs
@@ -115,7 +116,22 @@ func TestAnyOrderOfEvents(t *testing.T) {
 					s.Release(now, rapid.SampledFrom(slots).Draw(t, "slot"))
 				}
 			},
+			"backlog": func(t *rapid.T) {
+				s.SetBacklog(rapid.IntRange(-1, 3).Draw(t, "tier"), rapid.SampledFrom([]int{0, 6000, 20_000}).Draw(t, "n"))
+			},
 			"": func(t *rapid.T) {
+				inflight, tokens := make([]int, len(s.tiers)), make([]int, len(s.tiers))
+				for i := range s.slots {
+					if e := &s.slots[i]; e.used && !e.released {
+						inflight[e.bill.tier]++
+						tokens[e.bill.tier] += e.prompt + max(e.out, e.expected)
+					}
+				}
+				for i := range s.tiers {
+					if c := &s.tiers[i]; c.inflight != inflight[i] || c.tokens != tokens[i] {
+						t.Fatalf("tier %s has %d requests of %d tokens, want %d of %d", c.Name, c.inflight, c.tokens, inflight[i], tokens[i])
+					}
+				}
 				n := naive(&s.ledger)
 				if n.live != s.live || n.liveTokens != s.liveTokens || n.pendTokens != s.pendTokens || n.pendSeqs != s.pendSeqs || n.credit != s.credit {
 					t.Fatalf("sums %d %d %d %d %d, recounted %d %d %d %d %d", s.live, s.liveTokens, s.pendTokens, s.pendSeqs, s.credit, n.live, n.liveTokens, n.pendTokens, n.pendSeqs, n.credit)
