@@ -35,6 +35,9 @@ var allowed = map[string][]string{
 	"response/redis":        {"response"},
 	"queue/rocketmq":        {"queue", "lane"},
 
+	"policy":        {"lane", "quota", "reason", "scheduler"},
+	"policy/source": {"policy"},
+
 	"cost":      {"lane"},
 	"fleet":     {"reason"},
 	"abort":     {},
@@ -84,7 +87,7 @@ var allowed = map[string][]string{
 }
 
 // pure packages are functions of values: no clock, IO, log or metric.
-var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "quota": true, "fleet": true, "cost": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true}
+var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "quota": true, "fleet": true, "cost": true, "policy": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "context", "math/rand", "math/rand/v2", "sync", "github.com/prometheus"}
 

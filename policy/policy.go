@@ -1,0 +1,223 @@
+// Package policy is who may do what: tenants and their keys, tiers, the rules that
+// put a request into a lane, and what a lane may hold, as one immutable value. It is
+// made from a YAML file (Parse), and swapped as a whole when the file changes
+// (policy/source). Pure: safe for concurrent use, since nothing changes it.
+package policy
+
+import (
+	"time"
+
+	"penstock/lane"
+	"penstock/scheduler"
+)
+
+// Bounds of a policy.
+const (
+	MaxBytes    = 1 << 20 // of a file
+	MaxTenants  = 4096
+	MaxKeys     = 64 // of one tenant
+	MaxRules    = 256
+	MaxAliases  = 256
+	MaxTargets  = 16 // of one alias
+	MaxPatterns = 256
+	maxList     = 64  // entries of any other list
+	maxWord     = 128 // bytes of a pattern, a keyword or a header's name; a model's and a tenant's name may have 256
+	maxName     = 256
+	maxTierName = 32
+)
+
+// Anybody is the tenant of requests where there are no keys, and the entry of tenants
+// that holds for those whose keys are elsewhere and that have none of their own.
+const Anybody = "default"
+
+// Policy is the whole of it. Callers change nothing in it. Make it with Parse, or with
+// Default.
+type Policy struct {
+	Hash  string // of the file, 16 hex digits; "" = from flags
+	Tiers []Tier // first goes first; at least one
+
+	tiered      bool // it names tiers
+	defaultTier int  // place of the tier of requests that name none
+	tenants     map[string]*Tenant
+	anybody     *Tenant // a tenant without an entry of its own; its name is not to be used
+	keys        *Keys   // nil = no authentication
+	own         bool    // the keys are in the file
+	rules       []Rule
+	aliases     map[string][]Target
+	keywords    bool // some rule looks into the body
+	lanes       lanes
+}
+
+// Tier is a class of requests: scheduler.Tier.
+type Tier = scheduler.Tier
+
+// Tenant is who pays, and what it may.
+type Tenant struct {
+	Name        string
+	Tier        int           // place of its tier: the highest it gets, and what it gets where it asks for none
+	Asks        int           // place of the tier where it asks for none; Tier but where nobody has tenants
+	Models      []string      // patterns of the models it may use; none = all
+	Quota       Quota         // of all its requests
+	Deadline    time.Duration // start deadline of its requests that name none; 0 = the gateway's
+	MaxDeadline time.Duration // longest start deadline they may name; 0 = the gateway's
+
+	// TrustsFairnessID: it sends for others, who are told apart by the header
+	// x-gateway-inference-fairness-id; each gets lanes of its own.
+	TrustsFairnessID bool
+}
+
+// Quota are limits of a tenant; 0 = none.
+type Quota struct {
+	RequestsPerMinute int
+	TokensPerMinute   int // prompt and output
+	Concurrency       int // requests that wait or run, all gateways together
+}
+
+// Default is the policy where there is no file: tiers as flags give them (none = one,
+// "default"), nobody known apart, all models. defaultTier is "" for the last.
+func Default(tiers []Tier, defaultTier string) *Policy {
+	p := &Policy{Tiers: tiers, tiered: len(tiers) > 0, tenants: map[string]*Tenant{}}
+	if len(tiers) == 0 {
+		p.Tiers = []Tier{{Name: "default", Ceiling: 1}}
+	}
+	p.defaultTier = scheduler.Rank(p.Tiers, defaultTier)
+	p.anybody = &Tenant{Name: Anybody, Asks: p.defaultTier}
+	return p
+}
+
+// WithKeys is p with keys that are not in its file. OwnKeys says whether it has any.
+func (p *Policy) WithKeys(keys *Keys) *Policy {
+	q := *p
+	q.keys = keys
+	return &q
+}
+
+// OwnKeys reports whether the file has keys of tenants.
+func (p *Policy) OwnKeys() bool { return p.own }
+
+// Authenticates reports whether a request needs a key.
+func (p *Policy) Authenticates() bool { return p.keys != nil }
+
+// Who is the tenant of an Authorization header; false: its key is not known.
+func (p *Policy) Who(authorization string) (Tenant, bool) {
+	if p.keys == nil {
+		return p.named(Anybody), true
+	}
+	name, ok := p.keys.bearer(authorization)
+	if !ok {
+		return Tenant{}, false
+	}
+	return p.named(name), true
+}
+
+// named is the tenant of that name, as the entry Anybody says where it has none.
+func (p *Policy) named(name string) Tenant {
+	if t := p.tenants[name]; t != nil {
+		return *t
+	}
+	t := *p.anybody
+	t.Name = name
+	return t
+}
+
+// Tenant is the entry of a tenant, by name, and whether the file has one.
+func (p *Policy) Tenant(name string) (Tenant, bool) {
+	_, known := p.tenants[name]
+	return p.named(name), known
+}
+
+// Tenants is how many tenants the file has.
+func (p *Policy) Tenants() int { return len(p.tenants) }
+
+// Rank is the place of a tier; of one that is not known, the last.
+func (p *Policy) Rank(tier string) int { return scheduler.Rank(p.Tiers, tier) }
+
+// DefaultTier is the name of the tier of requests that name none.
+func (p *Policy) DefaultTier() string { return p.Tiers[p.defaultTier].Name }
+
+// TierNames are those of the tiers, in order.
+func (p *Policy) TierNames() []string {
+	names := make([]string, len(p.Tiers))
+	for i := range p.Tiers {
+		names[i] = p.Tiers[i].Name
+	}
+	return names
+}
+
+// May reports whether a tenant may use a model under one of its names.
+func (t *Tenant) May(names ...string) bool {
+	if len(t.Models) == 0 {
+		return true
+	}
+	for _, name := range names {
+		if anyMatch(t.Models, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// Lane is what one lane may; 0 = no limit of the policy's.
+type Lane struct {
+	Concurrency     int     // requests that run at once, on each engine
+	StartsPerSecond float64 // of all engines together
+}
+
+type lanes struct {
+	noType, noTenant bool // dimensions that do not make lanes
+	patterns         []lanePattern
+	rest             Lane
+}
+
+type lanePattern struct {
+	tier, ofType, model, pool, tenant string // patterns; "" = any
+	Lane
+}
+
+// Lane is what the first pattern that matches says, else the default.
+func (p *Policy) Lane(k lane.Key) Lane {
+	for i := range p.lanes.patterns {
+		if l := &p.lanes.patterns[i]; match(l.tier, k.Tier) && match(l.ofType, k.Type) && match(l.model, k.Model) && match(l.pool, k.Pool) && match(l.tenant, k.Tenant) {
+			return l.Lane
+		}
+	}
+	return p.lanes.rest
+}
+
+// match reports whether a pattern fits the whole of s: "*" is any run of bytes, "" is
+// anything. It takes at most len(pattern) x len(s) steps.
+func match(pattern, s string) bool {
+	if pattern == "" || pattern == "*" {
+		return true
+	}
+	i, star, from := 0, -1, 0
+	for j := 0; j < len(s); {
+		switch {
+		case i < len(pattern) && pattern[i] == '*':
+			star, from = i, j
+			i++
+		case i < len(pattern) && pattern[i] == s[j]:
+			i++
+			j++
+		case star >= 0: // the last star takes one byte more
+			from++
+			i, j = star+1, from
+		default:
+			return false
+		}
+	}
+	for i < len(pattern) && pattern[i] == '*' {
+		i++
+	}
+	return i == len(pattern)
+}
+
+// anyMatch reports whether one of the patterns fits s; no patterns fit nothing.
+func anyMatch(patterns []string, s string) bool {
+	for _, p := range patterns {
+		if match(p, s) {
+			return true
+		}
+	}
+	return false
+}

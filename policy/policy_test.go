@@ -1,0 +1,185 @@
+package policy
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"penstock/lane"
+)
+
+func mustParse(t testing.TB, text string) *Policy {
+	t.Helper()
+	p, err := Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestExample(t *testing.T) {
+	p := mustParse(t, Example)
+	if got := strings.Join(p.TierNames(), " "); got != "vip normal trial default" || p.DefaultTier() != "default" {
+		t.Errorf("tiers %s, default %s", got, p.DefaultTier())
+	}
+	for tier, want := range map[string]Lane{"vip": {30, 200}, "normal": {15, 50}, "trial": {1, 1}, "default": {10, 10}} {
+		if got := p.Lane(lane.Key{Tier: tier, Type: "chat", Model: "m", Tenant: "t"}); got != want {
+			t.Errorf("%s: %+v, want %+v", tier, got, want)
+		}
+	}
+	who, ok := mustParse(t, strings.Replace(Example, fmt.Sprintf("sha256:%064d", 1), HashKey("abc123"), 1)).Who("Bearer abc123")
+	want := Tenant{Name: "acme", Models: []string{"qwen*", "small"}, Deadline: 30 * time.Second, MaxDeadline: 2 * time.Minute}
+	if diff := cmp.Diff(want, who); diff != "" || !ok {
+		t.Errorf("acme (-want +got)\n%s", diff)
+	}
+	if _, ok := p.Who("Bearer nope"); ok {
+		t.Error("an unknown key has a tenant")
+	}
+	if again := mustParse(t, Example); again.Hash != p.Hash || len(p.Hash) != 16 {
+		t.Errorf("hashes %q and %q", p.Hash, again.Hash)
+	}
+	if other := mustParse(t, Example+"#\n"); other.Hash == p.Hash {
+		t.Error("another text has the same hash")
+	}
+}
+
+func TestFaults(t *testing.T) {
+	const tiers = "tiers: [{name: a}, {name: b}]\n"
+	for _, c := range []struct{ name, yaml, want string }{
+		{"empty", "", "the file says nothing. See: penstock policy example"},
+		{"a comment", "# nothing\n", "the file says nothing"},
+		{"no mapping", "- a\n", "policy: "},
+		{"unknown key", "tires: []\n", "line 1: unknown key \"tires\", did you mean \"tiers\"?\n    tires: []\n    ^"},
+		{"deep unknown key", tiers + "tenants:\n  acme: {teir: a}\n", "line 3: unknown key \"teir\", did you mean \"tier\"?\n      acme: {teir: a}\n             ^"},
+		{"underscore", tiers + "default_tier: a\n", `did you mean "default-tier"?`},
+		{"nothing near", "zzzzzzzzzzzzz: 1\n", "known here: default-tier, lanes, models, rules, tenants, tiers"},
+		{"two at once", "aaaaaaaaaaaaaa: 1\nbbbbbbbbbbbbbbbb: 2\n", "line 2: unknown key"},
+		{"twice", "rules: []\nrules: []\n", "already defined"},
+		{"wrong type", "rules: 7\n", "rules: 7"},
+		{"anchor", "rules: &x []\n", "anchors, aliases and tags"},
+		{"merge", "tiers: []\nlanes:\n  <<: {by: []}\n", "not understood here"},
+		{"two documents", "rules: []\n---\nrules: []\n", "2 documents"},
+		{"deep", "rules: " + strings.Repeat("[", 20), "nests deeper than 16"},
+		{"long line", "#" + strings.Repeat("x", 9000), "has 9001 bytes"},
+		{"large", strings.Repeat("# x\n", 1<<18+1), "write at most 1048576"},
+		{"control character", "rules: [] # \x01\n", "line 1 has a control character"},
+		{"time without unit", "tiers: [{name: a, age: 5}]\n", "of type time.Duration"},
+		{"tiny time", "tiers: [{name: a, age: 5ns}]\n", "5ns: write a time with its unit"},
+		{"no name", "tiers: [{floor: 1}]\n", "1 to 32 printable bytes"},
+		{"floors", "tiers: [{name: a, floor: 0.7}, {name: b, floor: 0.7}]\n", "floors add up to 1.4"},
+		{"default tier", tiers + "default-tier: c\n", "the tier \"c\" is not one of a, b\n    default-tier: c"},
+		{"tenant's tier", tiers + "tenants: {x: {tier: c}}\n", `line 2: the tier "c" is not one of a, b`},
+		{"plain key", "tenants: {x: {keys: [hunter2]}}\n", `key 1 of "x" is not hashed: write what penstock keys hash makes of it`},
+		{"bad hash", "tenants: {x: {keys: [\"sha256:12\"]}}\n", "needs 64 hex digits"},
+		{"same key", "tenants:\n  x: {keys: [\"" + HashKey("k") + "\"]}\n  y: {keys: [\"" + HashKey("k") + "\"]}\n", `tenants "x" and "y" have the same key`},
+		{"negative quota", "tenants: {x: {quota: {concurrency: -1}}}\n", "-1: write 0 to"},
+		{"deadlines", "tenants: {x: {deadline: 20s, max-deadline: 10s}}\n", "deadline 20s is longer than max-deadline 10s"},
+		{"deadline too long", "tenants: {x: {deadline: 2h}}\n", "at most 10m0s"},
+		{"no targets", "models: {m: []}\n", `0 models behind "m"`},
+		{"chain", "models: {m: [{model: n}], n: [{model: o}]}\n", `"n" is itself one of models`},
+		{"no rest", "models: {m: [{model: n, prompt-up-to: 10}]}\n", "no model for the longest prompts"},
+		{"both", "models: {m: [{model: n, prompt-up-to: 10, weight: 1}, {model: o}]}\n", "exclude each other"},
+		{"order", "models: {m: [{model: n, prompt-up-to: 10}, {model: p, prompt-up-to: 5}, {model: o}]}\n", "5 is not above the one before, 10"},
+		{"rule without then", "rules: [{when: {stream: true}}]\n", "it has no \"then\""},
+		{"rule's tier", tiers + "rules: [{then: {tier: z}}]\n", `the tier "z" is not one of a, b`},
+		{"range", "rules: [{when: {max-tokens: {min: 9, max: 1}}, then: {pool: x}}]\n", "min 9 is above max 1"},
+		{"rules of one name", "rules: [{name: r, then: {pool: x}}, {name: r, then: {pool: y}}]\n", `two rules are called "r"`},
+		{"lanes by", "lanes: {by: [tier, model]}\n", "pool is missing"},
+		{"lanes by what", "lanes: {by: [tier, model, pool, colour]}\n", `"colour": write each of`},
+		{"pattern's tier", tiers + "lanes: {patterns: [{tier: gold}]}\n", `no tier is like "gold"; there are a, b`},
+		{"pattern left out", tiers + "lanes: {by: [tier, model, pool], patterns: [{tenant: x}]}\n", "lanes.by leaves out"},
+		{"negative rate", "lanes: {default: {starts-per-second: -1}}\n", "-1: write 0 to"},
+		{"not a number", "lanes: {default: {starts-per-second: .nan}}\n", "NaN: write 0 to"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := Parse([]byte(c.yaml))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("policy %v, error %v; want one with %q", p, err, c.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the error quotes a key: %v", err)
+			}
+		})
+	}
+}
+
+func TestBounds(t *testing.T) {
+	many := func(n int, head, each string) string {
+		var b strings.Builder
+		b.WriteString(head)
+		for i := range n {
+			fmt.Fprintf(&b, each, i)
+		}
+		return b.String()
+	}
+	for _, c := range []struct {
+		head, each string
+		most       int
+	}{
+		{"tenants:\n", "  t%d: {}\n", MaxTenants},
+		{"rules:\n", "  - {then: {type: t%d}}\n", MaxRules},
+		{"models:\n", "  m%d: [{model: x}]\n", MaxAliases},
+		{"lanes:\n  patterns:\n", "    - {model: m%d}\n", MaxPatterns},
+		{"tenants:\n  x:\n    models:\n", "      - m%d\n", maxList},
+		{"models:\n  x:\n", "    - {model: m%d}\n", MaxTargets},
+	} {
+		if _, err := Parse([]byte(many(c.most, c.head, c.each))); err != nil {
+			t.Errorf("%q x %d: %v", c.each, c.most, err)
+		}
+		if _, err := Parse([]byte(many(c.most+1, c.head, c.each))); err == nil || !strings.Contains(err.Error(), fmt.Sprint("at most ", c.most)) && !strings.Contains(err.Error(), fmt.Sprint("1 to ", c.most)) {
+			t.Errorf("%q x %d: error %v, want the bound", c.each, c.most+1, err)
+		}
+	}
+}
+
+func TestMatch(t *testing.T) {
+	for _, c := range []struct {
+		pattern, s string
+		want       bool
+	}{
+		{"", "x", true},
+		{"*", "", true},
+		{"a", "a", true},
+		{"a", "b", false},
+		{"a*", "a", true},
+		{"a*", "abc", true},
+		{"*c", "abc", true},
+		{"a*c", "abbc", true},
+		{"a*c", "abcd", false},
+		{"*a*b*", "xaxbx", true},
+		{"*a*b*", "xbxax", false},
+		{"qwen*", "org/qwen", false},
+		{"*/qwen*", "org/qwen-7b", true},
+		{"a**", "a", true},
+		{"[a]", "a", false},
+		{strings.Repeat("a*", 60) + "b", strings.Repeat("a", 256), false},
+	} {
+		if got := match(c.pattern, c.s); got != c.want {
+			t.Errorf("match(%q, %q) = %v", c.pattern, c.s, got)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{Example, "tiers: [{name: a}]", "rules:\n- when: {keyword: x}\n  then: {pool: y}\n", "lanes: {default: {concurrency: 1}}", "tenants: {a: {keys: [x]}}", "a: &b\nc: *b"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := Parse([]byte(text))
+		if err != nil {
+			if p != nil || !strings.HasPrefix(err.Error(), "policy: ") {
+				t.Errorf("policy %v, error %q", p, err)
+			}
+			return
+		}
+		who, _ := p.Tenant("x")
+		d := p.Classify(&Request{ID: "1", Tenant: &who, Type: "chat", Model: "m", Body: []byte("{}")})
+		if d.Tier < who.Tier || d.Tier >= len(p.Tiers) || d.Lane.Model == "" {
+			t.Errorf("%q: %+v of tenant %+v", text, d, who)
+		}
+		p.Lane(d.Lane)
+	})
+}

@@ -1,0 +1,375 @@
+package policy
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// file is a policy as it is written. The keys are the yaml tags.
+type file struct {
+	DefaultTier string                  `yaml:"default-tier"`
+	Tiers       []fileTier              `yaml:"tiers"`
+	Tenants     map[string]fileTenant   `yaml:"tenants"`
+	Models      map[string][]fileTarget `yaml:"models"`
+	Rules       []fileRule              `yaml:"rules"`
+	Lanes       fileLanes               `yaml:"lanes"`
+}
+
+type fileTier struct {
+	Name    string         `yaml:"name"`
+	Floor   float64        `yaml:"floor"`
+	Ceiling *float64       `yaml:"ceiling"`
+	Age     *time.Duration `yaml:"age"`
+	SLOTTFT time.Duration  `yaml:"slo-ttft"`
+	SLOTPOT time.Duration  `yaml:"slo-tpot"`
+}
+
+type fileTenant struct {
+	Keys        []string      `yaml:"keys"`
+	Tier        string        `yaml:"tier"`
+	Models      []string      `yaml:"models"`
+	Quota       fileQuota     `yaml:"quota"`
+	Deadline    time.Duration `yaml:"deadline"`
+	MaxDeadline time.Duration `yaml:"max-deadline"`
+	Fairness    bool          `yaml:"trust-fairness-id"`
+}
+
+type fileQuota struct {
+	Requests    int `yaml:"requests-per-minute"`
+	Tokens      int `yaml:"tokens-per-minute"`
+	Concurrency int `yaml:"concurrency"`
+}
+
+type fileTarget struct {
+	Model  string `yaml:"model"`
+	Weight *int   `yaml:"weight"`
+	Prompt int    `yaml:"prompt-up-to"`
+}
+
+type fileRule struct {
+	Name string   `yaml:"name"`
+	When fileWhen `yaml:"when"`
+	Then fileThen `yaml:"then"`
+}
+
+type fileWhen struct {
+	Tenant      words             `yaml:"tenant"`
+	Model       words             `yaml:"model"`
+	Path        words             `yaml:"path"`
+	Headers     map[string]string `yaml:"headers"`
+	ServiceTier words             `yaml:"service-tier"`
+	Keyword     words             `yaml:"keyword"`
+	Stream      *bool             `yaml:"stream"`
+	Tools       *bool             `yaml:"tools"`
+	Images      *bool             `yaml:"images"`
+	Prompt      span              `yaml:"prompt-tokens"`
+	MaxTokens   span              `yaml:"max-tokens"`
+	System      span              `yaml:"system-bytes"`
+	Priority    span              `yaml:"priority"`
+}
+
+// span is a range of numbers, both ends included.
+type span struct {
+	Min *int `yaml:"min"`
+	Max *int `yaml:"max"`
+}
+
+// words is a list, or one word.
+type words []string
+
+type fileThen struct {
+	Tier  string `yaml:"tier"`
+	Type  string `yaml:"type"`
+	Model string `yaml:"model"`
+	Pool  string `yaml:"pool"`
+}
+
+type fileLanes struct {
+	By       []string      `yaml:"by"`
+	Default  fileLimits    `yaml:"default"`
+	Patterns []filePattern `yaml:"patterns"`
+}
+
+type filePattern struct {
+	Tier   string     `yaml:"tier"`
+	Type   string     `yaml:"type"`
+	Model  string     `yaml:"model"`
+	Pool   string     `yaml:"pool"`
+	Tenant string     `yaml:"tenant"`
+	Limits fileLimits `yaml:",inline"`
+}
+
+type fileLimits struct {
+	Concurrency *int     `yaml:"concurrency"`
+	Starts      *float64 `yaml:"starts-per-second"`
+}
+
+// UnmarshalYAML takes one word for a list of one.
+func (w *words) UnmarshalYAML(decode func(any) error) error {
+	var list []string
+	if err := decode(&list); err == nil {
+		*w = list
+		return nil
+	}
+	var one string
+	if err := decode(&one); err != nil {
+		return err
+	}
+	*w = words{one}
+	return nil
+}
+
+const (
+	maxLine  = 8 << 10 // bytes; with maxNested it bounds what the YAML reader does with hostile text
+	maxNest  = 16
+	maxFault = 10 // problems shown at once
+)
+
+// document is a file's text and tree.
+type document struct {
+	text     []byte
+	root     ast.Node
+	problems []error
+}
+
+// read parses text into f; keys that f does not have are refused.
+func read(text []byte, f *file) (*document, error) {
+	if len(text) > MaxBytes {
+		return nil, fmt.Errorf("the file has %d bytes; write at most %d", len(text), MaxBytes)
+	}
+	if err := flat(text); err != nil {
+		return nil, err
+	}
+	tree, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s", yaml.FormatError(err, false, true))
+	}
+	if len(tree.Docs) > 1 {
+		return nil, fmt.Errorf("the file has %d documents; write one", len(tree.Docs))
+	}
+	d := &document{text: text}
+	if len(tree.Docs) == 0 || tree.Docs[0].Body == nil || tree.Docs[0].Body.Type() == ast.CommentGroupType || tree.Docs[0].Body.Type() == ast.NullType {
+		return nil, fmt.Errorf("the file says nothing. See: penstock policy example")
+	}
+	d.root = tree.Docs[0].Body
+	d.check(d.root, reflect.TypeOf(*f))
+	if len(d.problems) > 0 {
+		return d, nil
+	}
+	if err := yaml.NodeToValue(d.root, f, yaml.Strict()); err != nil {
+		return nil, fmt.Errorf("%s", yaml.FormatError(err, false, true))
+	}
+	return d, nil
+}
+
+// flat refuses text that the YAML reader would take very long for.
+func flat(text []byte) error {
+	depth, number := 0, 1
+	for line := range strings.Lines(string(text)) {
+		if len(line) > maxLine {
+			return fmt.Errorf("line %d has %d bytes; write at most %d", number, len(line), maxLine)
+		}
+		if strings.Count(line, "- ") > maxNest || strings.Count(line, "? ") > maxNest {
+			return fmt.Errorf("line %d has more than %d dashes; write a list as [a, b]", number, maxNest)
+		}
+		for _, c := range []byte(line) {
+			switch c {
+			case '[', '{':
+				depth++
+			case ']', '}':
+				depth--
+			case '\t', '\r', '\n':
+			default:
+				if c < ' ' || c == 0x7f {
+					return fmt.Errorf("line %d has a control character", number)
+				}
+			}
+		}
+		if depth > maxNest {
+			return fmt.Errorf("line %d nests deeper than %d brackets", number, maxNest)
+		}
+		number++
+	}
+	return nil
+}
+
+// check finds keys that t does not have, and what the policy has no use for: anchors.
+func (d *document) check(node ast.Node, t reflect.Type) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch node.Type() {
+	case ast.AnchorType, ast.AliasType, ast.MergeKeyType, ast.TagType:
+		d.fault(node, "anchors, aliases and tags are not understood here; write the value out")
+		return
+	}
+	if list, ok := node.(*ast.SequenceNode); ok && t.Kind() == reflect.Slice {
+		for _, item := range list.Values {
+			d.check(item, t.Elem())
+		}
+		return
+	}
+	known := fields(t)
+	for _, pair := range pairs(node) {
+		key := pair.Key.GetToken().Value
+		switch {
+		case pair.Key.Type() == ast.MergeKeyType:
+			d.fault(pair.Key, "merging is not understood here; write the keys out")
+		case t.Kind() == reflect.Map:
+			d.check(pair.Value, t.Elem())
+		case t.Kind() != reflect.Struct:
+		case known[key] == nil:
+			d.fault(pair.Key, "unknown key %q%s", key, suggest(key, known))
+		default:
+			d.check(pair.Value, known[key])
+		}
+	}
+}
+
+// fields are a struct's keys.
+func fields(t reflect.Type) map[string]reflect.Type {
+	known := map[string]reflect.Type{}
+	if t.Kind() != reflect.Struct {
+		return known
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, inline, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if inline == "inline" {
+			for k, v := range fields(f.Type) {
+				known[k] = v
+			}
+			continue
+		}
+		known[name] = f.Type
+	}
+	return known
+}
+
+func suggest(key string, known map[string]reflect.Type) string {
+	best, distance := "", 1+max(2, len(key)/3)
+	names := make([]string, 0, len(known))
+	for name := range known {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if d := edits(strings.ReplaceAll(key, "_", "-"), name); d < distance {
+			best, distance = name, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf(", did you mean %q?", best)
+	}
+	return "; known here: " + strings.Join(names, ", ")
+}
+
+// edits is how many bytes differ; long words count as different.
+func edits(a, b string) int {
+	if len(a) > 40 {
+		return len(a)
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		diagonal := row[0]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			diagonal, row[j] = row[j], min(row[j]+1, row[j-1]+1, diagonal+cost)
+		}
+	}
+	return row[len(b)]
+}
+
+// fault adds a problem with the line of node and a mark under it.
+func (d *document) fault(node ast.Node, format string, args ...any) {
+	if len(d.problems) >= maxFault {
+		return
+	}
+	text := fmt.Sprintf(format, args...)
+	if node == nil || node.GetToken() == nil {
+		d.problems = append(d.problems, fmt.Errorf("%s", text))
+		return
+	}
+	at := node.GetToken().Position
+	lines := strings.Split(string(d.text), "\n")
+	if at.Line < 1 || at.Line > len(lines) {
+		d.problems = append(d.problems, fmt.Errorf("line %d: %s", at.Line, text))
+		return
+	}
+	line := strings.TrimRight(lines[at.Line-1], "\r")
+	column := min(max(at.Column, 1), len(line)+1)
+	from := max(column-60, 0) // of a long line, what is around
+	shown := line[from:min(from+100, len(line))]
+	d.problems = append(d.problems, fmt.Errorf("line %d: %s\n    %s\n    %s^", at.Line, text, shown, strings.Repeat(" ", max(column-1-from, 0))))
+}
+
+// wrong adds a problem with the value at path: names of keys and places in lists.
+func (d *document) wrong(path []any, format string, args ...any) {
+	node, shown := d.root, d.root
+	for _, step := range path {
+		var next ast.Node
+		switch step := step.(type) {
+		case string:
+			for _, pair := range pairs(node) {
+				if pair.Key.GetToken().Value == step {
+					next, shown = pair.Value, pair.Key
+				}
+			}
+		case int:
+			if list, ok := node.(*ast.SequenceNode); ok && step < len(list.Values) {
+				next = list.Values[step]
+				shown = next
+			}
+		}
+		if next == nil {
+			break // the key is missing: its parent is shown
+		}
+		node = next
+	}
+	d.fault(shown, format, args...)
+}
+
+func pairs(node ast.Node) []*ast.MappingValueNode {
+	switch node := node.(type) {
+	case *ast.MappingNode:
+		return node.Values
+	case *ast.MappingValueNode:
+		return []*ast.MappingValueNode{node}
+	}
+	return nil
+}
+
+// escaped is how a word may stand in a JSON body: as it is, and with all that is not
+// ASCII escaped. They are equal for ASCII.
+func escaped(word string) (plain, ascii string) {
+	raw, _ := json.Marshal(word) // a string: cannot fail
+	plain = strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(string(raw[1 : len(raw)-1]))
+	var b strings.Builder
+	for _, r := range plain {
+		switch {
+		case r < 0x80:
+			b.WriteRune(r)
+		case r > 0xffff:
+			r -= 0x10000
+			fmt.Fprintf(&b, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return plain, b.String()
+}
