@@ -28,10 +28,10 @@ var allowed = map[string][]string{
 
 	"quota":                 {},
 	"registry":              {"lane", "quota", "reason"},
-	"registry/door":         {"registry", "lane", "reason", "scheduler/fair"},
+	"registry/door":         {"registry", "lane", "quota", "reason", "scheduler/fair"},
 	"registry/memory":       {"registry", "registry/door", "lane", "quota", "reason"},
 	"registry/registrytest": {"registry", "lane", "quota", "reason"},
-	"registry/redis":        {"registry", "lane", "quota", "reason"},
+	"registry/redis":        {"registry", "registry/door", "lane", "quota", "reason"},
 	"response/redis":        {"response"},
 	"queue/rocketmq":        {"queue", "lane"},
 

@@ -9,6 +9,7 @@ import (
 
 	"penstock/agent/attempt"
 	"penstock/queue"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/response"
@@ -173,10 +174,24 @@ func (a *Agent) finish(ctx context.Context, r *run, kind response.Kind, o attemp
 		return queue.Suspend(faultPauseMost)
 	}
 	dropped := kind == response.Dropped // nothing is lost by asking again
-	if a.records.Finish(ctx, r.Message.ID, r.Name, r.Message.Reply, event, dropped) {
+	if a.records.Finish(ctx, r.Message.ID, r.Name, r.Message.Reply, event, used(r.Message, kind, &o), dropped) {
 		return queue.Ack()
 	}
 	return queue.Suspend(againPause)
+}
+
+// used is what the request's limits are charged with. An engine that refused has
+// computed nothing; a stream that says no usage is charged its prompt and what came of
+// it; a plain answer that says none, or was broken off, what was reserved.
+func used(m *queue.Message, kind response.Kind, o *attempt.Outcome) quota.Usage {
+	u := quota.Usage{Prompt: o.Usage.Prompt, Output: o.Usage.Output, Known: o.Usage.Known}
+	switch {
+	case kind == response.Dropped, o.Reason == reason.EngineRefused:
+		return quota.Usage{Known: true}
+	case !u.Known && m.Stream:
+		u.Prompt, u.Known = m.PromptTokens, true
+	}
+	return u
 }
 
 func (a *Agent) suspend(after time.Duration) queue.Result {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"penstock/agent/attempt"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/response"
@@ -227,7 +228,7 @@ func (s *store) First(ctx context.Context, id, attempt string, event []byte) (bo
 	return s.Records.First(ctx, id, attempt, event)
 }
 
-func (s *store) Finish(ctx context.Context, id, attempt string, event []byte) (bool, error) {
+func (s *store) Finish(ctx context.Context, id, attempt string, event []byte, used quota.Usage) (bool, error) {
 	e, err := response.Parse(event)
 	if err != nil {
 		return false, err
@@ -235,7 +236,7 @@ func (s *store) Finish(ctx context.Context, id, attempt string, event []byte) (b
 	if err := s.call("finish %s %s", kinds[e.Kind], e.Reason); err != nil {
 		return false, err
 	}
-	return s.Records.Finish(ctx, id, attempt, event)
+	return s.Records.Finish(ctx, id, attempt, event, used)
 }
 
 var kinds = map[response.Kind]string{response.Done: "done", response.Failed: "failed", response.Dropped: "dropped"}

@@ -88,7 +88,7 @@ func holds(rate float64) float64 { return max(rate*float64(Burst.Milliseconds())
 // in ms; 0 = it has. What is larger than the whole bucket has room in an empty one.
 func over(held, cost, rate float64) float64 {
 	most := holds(rate)
-	if held <= slack || held+cost <= most+slack {
+	if held <= Slack || held+cost <= most+Slack {
 		return 0
 	}
 	return (held + min(cost, most) - most) / rate
@@ -109,7 +109,7 @@ func (k *Book) look(l *Limit, at int64, cost float64, waited bool) (o one) {
 		if b := k.get(l.id()); b.start == start {
 			taken = b.level
 		}
-		if taken > 0 && taken+cost > float64(l.Amount)+slack {
+		if taken > 0 && taken+cost > float64(l.Amount)+Slack {
 			o.wait = float64(start + per - at)
 		}
 		return one{wait: o.wait, remaining: float64(l.Amount) - taken, reset: float64(start + per - at)}
@@ -155,7 +155,7 @@ func (k *Book) Look(now time.Time, limits []Limit, tokens int, waited bool) (v V
 				o.reset += cost / perMilli(l.Amount, l.Per)
 			}
 		}
-		v.Rooms[i] = Room{Remaining: int64(max(o.remaining+slack, 0)), Reset: millis(o.reset)}
+		v.Rooms[i] = Room{Remaining: int64(max(o.remaining+Slack, 0)), Reset: millis(o.reset)}
 	}
 	return v
 }

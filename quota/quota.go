@@ -25,11 +25,11 @@ const (
 	// Day is the window from which on a limit is a budget: who has spent it is not told
 	// to come back.
 	Day = 24 * time.Hour
+	// Slack of a token is forgiven: what rounding to thousandths adds up to.
+	Slack = 0.01
 
 	// maxAmount keeps the arithmetic exact in a float64.
 	maxAmount = 1 << 50
-	// slack forgives what rounding to thousandths adds up to.
-	slack = 0.01
 )
 
 // Unit is what a limit counts.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/reason"
 )
 
@@ -54,6 +55,13 @@ type Request struct {
 	// Fingerprint is a hash of the lane and the body: a refused client that comes back
 	// is known by it. 0 = not known, no place is kept.
 	Fingerprint uint64
+
+	// Limits must all have room for Tokens; they are taken together with the record, or
+	// not at all, and settled when it ends. At most quota.MaxLimits, checked by who makes
+	// them.
+	Limits   []quota.Limit
+	Patience time.Duration // longest Admission.Sleep it sits out; 0 = none
+	Slept    bool          // it has slept as it was told
 }
 
 // Drain is how fast the live engines of a model take work, from fleet rows.
@@ -71,6 +79,9 @@ type Admission struct {
 	RetryAfter time.Duration // when refused: come back then; whole seconds, 1..60, the spread is in it: tell exactly this
 	Kept       bool          // a place is kept for that moment; false: none within 60 s, or no Fingerprint to know it by
 	Shard      int           // which shard of the lane to publish to; 0 in memory
+
+	Quota quota.Verdict // how the request's limits stand; empty where Open was not the first to say OK
+	Sleep time.Duration // not refused yet by a limit: sleep so long and open again; 0 = refused
 }
 
 // Start asks to run a request.
@@ -129,8 +140,10 @@ type Records interface {
 	// Finish ends the record and appends the terminal event, once. attempt is ""
 	// for a request that never started. True: it is over, by this call or an earlier
 	// one: acknowledge the delivery. False: another attempt lives, come back later.
-	// Where a dead attempt had relayed bytes, the event becomes upstream_lost.
-	Finish(ctx context.Context, id, attempt string, event []byte) (bool, error)
+	// Where a dead attempt had relayed bytes, the event becomes upstream_lost. What
+	// Open took from the request's limits is settled with used, once; a record that the
+	// store ends itself gives it back, unless bytes were relayed.
+	Finish(ctx context.Context, id, attempt string, event []byte, used quota.Usage) (bool, error)
 	// Release gives a running request back to its lane; blameless gives the try back.
 	Release(ctx context.Context, id, attempt string, blameless bool) error
 	// Cancel ends a queued request, or marks a running one and tells its owner.

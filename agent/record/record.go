@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"penstock/agent/state"
+	"penstock/quota"
 	"penstock/registry"
 	"penstock/response"
 )
@@ -76,7 +77,7 @@ func (s *Store) release(ctx context.Context, within time.Duration, id, attempt s
 
 // Finish is Records.Finish, after what was appended to reply; a mailbox that is gone
 // is a finish, for nobody is left to hear it. once: it is not repeated.
-func (s *Store) Finish(ctx context.Context, id, attempt, reply string, event []byte, once bool) (done bool) {
+func (s *Store) Finish(ctx context.Context, id, attempt, reply string, event []byte, used quota.Usage, once bool) (done bool) {
 	within := settleWithin
 	if once {
 		within = 0
@@ -85,7 +86,7 @@ func (s *Store) Finish(ctx context.Context, id, attempt, reply string, event []b
 		if err := s.flush(ctx, reply); err != nil && !errors.Is(err, response.ErrGone) {
 			return err
 		}
-		done, err = s.Records.Finish(ctx, id, attempt, event)
+		done, err = s.Records.Finish(ctx, id, attempt, event, used)
 		return err
 	})
 	return done || errors.Is(err, response.ErrGone)

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"penstock/quota"
 	"penstock/registry"
 	"penstock/response"
 )
@@ -41,7 +42,7 @@ func (f *fake) First(context.Context, string, string, []byte) (bool, error) {
 	return true, f.call("first")
 }
 
-func (f *fake) Finish(context.Context, string, string, []byte) (bool, error) {
+func (f *fake) Finish(context.Context, string, string, []byte, quota.Usage) (bool, error) {
 	err := f.call("finish")
 	return err == nil, err
 }
@@ -92,7 +93,7 @@ func claims(s *Store) bool {
 }
 
 func finishes(s *Store, once bool) bool {
-	return s.Finish(context.Background(), "i", "a", "r", nil, once)
+	return s.Finish(context.Background(), "i", "a", "r", nil, quota.Usage{}, once)
 }
 
 // TestMailboxGone: nobody is left to hear it, so it is over.

@@ -18,6 +18,7 @@ import (
 
 	"penstock/lane"
 	"penstock/queue"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/redis"
@@ -83,7 +84,7 @@ func (w *way) handle(ctx context.Context, m *queue.Message, _ func()) queue.Resu
 	}
 	if c.Action == registry.Run {
 		_, err1 := w.records.First(ctx, m.ID, "a", []byte("first"))
-		_, err2 := w.records.Finish(ctx, m.ID, "a", []byte("end"))
+		_, err2 := w.records.Finish(ctx, m.ID, "a", []byte("end"), quota.Usage{})
 		if err1 != nil || err2 != nil {
 			w.t.Errorf("first: %v, finish: %v", err1, err2)
 		}

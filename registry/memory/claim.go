@@ -47,7 +47,7 @@ func (r *Registry) claim(rec *record, s registry.Start, now time.Time, alive boo
 		return registry.Claim{Action: registry.Ack, Reason: reason.AlreadyDone, Tries: rec.tries}
 	case rec.canceled:
 		if !owned {
-			r.end(rec, now, r.cfg.Terminal(rec.id, rec.attempt, reason.Aborted))
+			r.end(rec, now, r.cfg.Terminal(rec.id, rec.attempt, reason.Aborted), rec.unsettled())
 		}
 		return registry.Claim{Action: registry.Ack, Reason: reason.Aborted, Tries: rec.tries}
 	case rec.state == registry.Running && rec.attempt == s.Attempt:
@@ -56,16 +56,16 @@ func (r *Registry) claim(rec *record, s registry.Start, now time.Time, alive boo
 	case rec.state != registry.Queued && owned:
 		return registry.Claim{Action: registry.Suspend, After: rec.until.Sub(now) + suspendGrace, Reason: reason.LiveOwner, Tries: rec.tries}
 	case rec.state == registry.Streaming:
-		r.end(rec, now, r.cfg.Terminal(rec.id, rec.attempt, reason.UpstreamLost))
+		r.end(rec, now, r.cfg.Terminal(rec.id, rec.attempt, reason.UpstreamLost), rec.unsettled())
 		return registry.Claim{Action: registry.Ack, Reason: reason.UpstreamLost, Tries: rec.tries}
 	case rec.tries >= registry.MaxTries:
-		r.end(rec, now, r.cfg.Terminal(rec.id, rec.attempt, reason.TriesUsed))
+		r.end(rec, now, r.cfg.Terminal(rec.id, rec.attempt, reason.TriesUsed), rec.unsettled())
 		return registry.Claim{Action: registry.Ack, Reason: reason.TriesUsed, Tries: rec.tries}
 	case !alive && !rec.orphaned:
 		rec.orphaned = true
 		return registry.Claim{Action: registry.Suspend, After: orphanWait, Reason: reason.Orphan, Tries: rec.tries}
 	case !alive:
-		r.end(rec, now, nil)
+		r.end(rec, now, nil, rec.unsettled())
 		return registry.Claim{Action: registry.Ack, Reason: reason.Orphan, Tries: rec.tries}
 	}
 	if after := r.pace(rec.lane, pace, now); after > 0 {

@@ -31,6 +31,14 @@ func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain)
 	if d.Engines <= 0 {
 		return registry.Admission{Reason: reason.NoEngine, RetryAfter: door.Told(noEngineRetry, q.ID)}, nil
 	}
+	standing := r.quota.Look(now, q.Limits, q.Tokens, q.Slept)
+	if standing.Refused {
+		a := door.Limited(&q, &standing)
+		if a.Sleep > 0 && !q.Slept {
+			r.quota.Promise(now, q.Limits, q.Tokens)
+		}
+		return a, nil
+	}
 	var own laneCount
 	if l := r.lanes[q.Lane]; l != nil {
 		own = *l
@@ -40,12 +48,17 @@ func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain)
 	a, f := r.door.Judge(&door.Visitor{
 		ID: q.ID, Lane: q.Lane, Rank: rank, Fingerprint: q.Fingerprint, Tokens: q.Tokens, Limit: q.Limit, Own: own.waiting, Rate: d.Rate, Full: full,
 	}, now)
+	a.Quota = standing
 	if a.Reason != reason.OK {
 		return a, nil
 	}
 	rec := &record{
 		id: q.ID, reply: q.Reply, lane: q.Lane, state: registry.Queued,
 		opened: now, deadline: q.Deadline, tokens: q.Tokens, bytes: charge(q.Bytes), forecast: f,
+	}
+	if len(q.Limits) > 0 {
+		rec.charge = r.quota.Take(now, q.Limits, q.Tokens)
+		r.totals.Reserved += int64(q.Tokens)
 	}
 	r.put(rec, now)
 	r.count(rec, rank, now)

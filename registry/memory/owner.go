@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/door"
@@ -55,7 +56,7 @@ func (r *Registry) First(_ context.Context, id, attempt string, event []byte) (b
 
 // Finish ends the record with its terminal event, once. An error is from
 // appending: the record is finished all the same.
-func (r *Registry) Finish(_ context.Context, id, attempt string, event []byte) (bool, error) {
+func (r *Registry) Finish(_ context.Context, id, attempt string, event []byte, used quota.Usage) (bool, error) {
 	now := time.Now()
 	r.mu.Lock()
 	rec := r.records[id]
@@ -70,10 +71,10 @@ func (r *Registry) Finish(_ context.Context, id, attempt string, event []byte) (
 		}
 		if rec.state == registry.Streaming {
 			// The client is bound to the dead attempt and would not hear this one.
-			event = r.cfg.Terminal(id, rec.attempt, reason.UpstreamLost)
+			event, used = r.cfg.Terminal(id, rec.attempt, reason.UpstreamLost), quota.Usage{}
 		}
 	}
-	r.end(rec, now, event)
+	r.end(rec, now, event, used.Tokens())
 	return true, r.flush(rec)
 }
 
@@ -88,7 +89,7 @@ func (r *Registry) Release(_ context.Context, id, attempt string, blameless bool
 		return nil
 	}
 	if rec.canceled {
-		r.end(rec, now, r.cfg.Terminal(id, attempt, reason.Aborted))
+		r.end(rec, now, r.cfg.Terminal(id, attempt, reason.Aborted), 0)
 	} else {
 		if blameless {
 			rec.tries--
@@ -120,7 +121,7 @@ func (r *Registry) Cancel(_ context.Context, id string, onlyIfQueued bool) (regi
 		if rec.state == registry.Running {
 			c.State = registry.Queued
 		}
-		r.end(rec, now, nil)
+		r.end(rec, now, nil, rec.unsettled())
 	case !rec.canceled:
 		rec.canceled = true
 		rec.expires = now.Add(silent) // its owner finishes it, or is dead by then

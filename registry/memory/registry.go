@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/registry"
 	"penstock/registry/door"
 )
@@ -46,6 +47,8 @@ type Registry struct {
 	door     *door.Door
 	paced    map[lane.Key]time.Time // earliest regular time of the next start; gone once past
 	engines  map[string]registry.Engine
+	quota    *quota.Book
+	totals   quota.Totals
 }
 
 // record is one request. A queued one counts in the backlog, and until it is
@@ -64,6 +67,7 @@ type record struct {
 	canceled, orphaned        bool
 	counted                   bool // false for a record that Renew wrote again
 	forecast                  door.Forecast
+	charge                    quota.Charge
 
 	out      [][]byte // events to append, in order
 	flushing bool     // a goroutine is appending them
@@ -106,6 +110,7 @@ func New(cfg Config, appendEvent func(reply string, event []byte) error, cancel 
 		records: map[string]*record{}, lanes: map[lane.Key]*laneCount{},
 		door:  door.New(time.Now()),
 		paced: map[lane.Key]time.Time{}, engines: map[string]registry.Engine{},
+		quota: quota.New(),
 	}, nil
 }
 
@@ -143,6 +148,14 @@ func (r *Registry) sweep(now time.Time) {
 		}
 	}
 	r.door.Sweep(now)
+	r.quota.Sweep(now)
+}
+
+// Quota is what requests took from their limits, in tokens, since the start.
+func (r *Registry) Quota() quota.Totals {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.totals
 }
 
 // Len is how many records, finished ones included, and lanes are held.
@@ -160,8 +173,14 @@ func (r *Registry) put(rec *record, now time.Time) {
 }
 
 // end moves a live record to the finished ones with its counts given back. A nil
-// event means that the caller, who waits for the outcome, needs none.
-func (r *Registry) end(rec *record, now time.Time, event []byte) {
+// event means that the caller, who waits for the outcome, needs none. used is in
+// tokens; below 0: as much as was reserved.
+func (r *Registry) end(rec *record, now time.Time, event []byte, used int) {
+	if rec.charge.Tokens > 0 {
+		r.quota.Settle(now, &rec.charge, used)
+		r.totals.Settle(rec.charge.Tokens, used)
+		rec.charge = quota.Charge{}
+	}
 	if rec.state == registry.Queued && rec.tries == 0 {
 		r.door.Left(rec.lane, rec.forecast, rec.opened, now)
 	}
@@ -178,7 +197,16 @@ func (r *Registry) end(rec *record, now time.Time, event []byte) {
 	}
 }
 
-// forget drops a record, finished or not.
+// unsettled is the usage of a record that ends without its owner's word: none where no
+// byte was relayed, else as much as was reserved.
+func (rec *record) unsettled() int {
+	if rec.state == registry.Streaming {
+		return -1
+	}
+	return 0
+}
+
+// forget drops a record, finished or not. What one that never ended reserved is spent.
 func (r *Registry) forget(rec *record) {
 	if rec.state == registry.Finished {
 		heap.Remove(&r.finished, rec.place)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/door"
@@ -157,10 +158,10 @@ func TestAppendErrorsReachTheCaller(t *testing.T) {
 	gone := errors.New("mailbox gone")
 	r := fresh(t, func(string, []byte) error { return gone })
 	open(t, r, "1")
-	if ok, err := r.Finish(t.Context(), "1", "", []byte("end")); !ok || !errors.Is(err, gone) {
+	if ok, err := r.Finish(t.Context(), "1", "", []byte("end"), quota.Usage{}); !ok || !errors.Is(err, gone) {
 		t.Errorf("Finish: %v, %v, want true and the error", ok, err)
 	}
-	if ok, err := r.Finish(t.Context(), "1", "", []byte("end")); !ok || err != nil {
+	if ok, err := r.Finish(t.Context(), "1", "", []byte("end"), quota.Usage{}); !ok || err != nil {
 		t.Errorf("repeated Finish: %v, %v, want true, nothing appended", ok, err)
 	}
 }
@@ -178,7 +179,7 @@ func TestBacklogForMetrics(t *testing.T) {
 			t.Errorf("backlog, -want +got:\n%s", diff)
 		}
 		for _, id := range []string{"1", "2"} {
-			if _, err := r.Finish(t.Context(), id, "", nil); err != nil {
+			if _, err := r.Finish(t.Context(), id, "", nil, quota.Usage{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -189,7 +190,7 @@ func TestBacklogForMetrics(t *testing.T) {
 		if diff := cmp.Diff(want, r.Backlog(time.Now())); diff != "" {
 			t.Errorf("one runs, -want +got:\n%s", diff)
 		}
-		if _, err := r.Finish(t.Context(), "3", "a", nil); err != nil {
+		if _, err := r.Finish(t.Context(), "3", "a", nil, quota.Usage{}); err != nil {
 			t.Fatal(err)
 		}
 		want[0].Running = 0
@@ -209,7 +210,7 @@ func TestFinishedRecordsAreBounded(t *testing.T) {
 	for i := range 10_000 {
 		id := strconv.Itoa(i)
 		open(t, r, id)
-		if _, err := r.Finish(t.Context(), id, "", nil); err != nil {
+		if _, err := r.Finish(t.Context(), id, "", nil, quota.Usage{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -254,7 +255,7 @@ func TestConcurrentCallers(t *testing.T) {
 				_, _ = r.Renew(ctx, attempt, []registry.Ref{{ID: id, Attempt: attempt}})
 				_ = r.Release(ctx, id, attempt, false)
 				_, _ = r.Cancel(ctx, id, false)
-				_, _ = r.Finish(ctx, id, attempt, []byte("end "+id))
+				_, _ = r.Finish(ctx, id, attempt, []byte("end "+id), quota.Usage{})
 				r.Backlog(time.Now())
 				r.sweep(time.Now())
 			}
@@ -284,7 +285,7 @@ func BenchmarkRequest(b *testing.B) {
 		open(b, r, id)
 		_, _ = r.Claim(ctx, registry.Start{ID: id, Attempt: "a", Lane: simLane, Reply: "g"})
 		_, _ = r.First(ctx, id, "a", nil)
-		_, _ = r.Finish(ctx, id, "a", nil)
+		_, _ = r.Finish(ctx, id, "a", nil, quota.Usage{})
 	}
 }
 

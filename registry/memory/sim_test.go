@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -187,7 +188,7 @@ func (s *sim) start(at time.Duration) {
 	if err != nil || c.Action != registry.Run {
 		s.t.Fatalf("claim: %+v, %v", c, err)
 	}
-	if _, err := s.r.Finish(context.Background(), v.id, v.id, []byte("end")); err != nil {
+	if _, err := s.r.Finish(context.Background(), v.id, v.id, []byte("end"), quota.Usage{}); err != nil {
 		s.t.Fatal(err)
 	}
 	s.waits = append(s.waits, (at - v.at).Seconds())

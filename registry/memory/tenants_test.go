@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -24,7 +25,7 @@ func once(tb testing.TB, r *Registry, i int) {
 	if err != nil || c.Action != registry.Run {
 		tb.Fatalf("claim: %+v, %v", c, err)
 	}
-	if ok, err := r.Finish(tb.Context(), id, "a", []byte("end")); !ok || err != nil {
+	if ok, err := r.Finish(tb.Context(), id, "a", []byte("end"), quota.Usage{}); !ok || err != nil {
 		tb.Fatalf("finish: %t, %v", ok, err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/registrytest"
@@ -216,7 +217,7 @@ func TestShards(t *testing.T) {
 	if diff := cmp.Diff([]int{0, 1, 2, 1, 1, 1}, shards("l1", "s1", "m1", "s2", "s3", "s4")); diff != "" {
 		t.Errorf("lowest empty, then fewest tokens, -want +got:\n%s", diff)
 	}
-	if _, err := r.Finish(t.Context(), "m1", "", nil); err != nil {
+	if _, err := r.Finish(t.Context(), "m1", "", nil, quota.Usage{}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]int{2, 1}, shards("l2", "s1")); diff != "" {
@@ -346,7 +347,7 @@ func TestEmptied(t *testing.T) {
 		t.Errorf("claim by another: %+v, %v, want live_owner", c, err)
 	}
 	for _, id := range []string{"1", "2"} {
-		if ok, err := r.Finish(t.Context(), id, "a", []byte("end "+id)); !ok || err != nil {
+		if ok, err := r.Finish(t.Context(), id, "a", []byte("end "+id), quota.Usage{}); !ok || err != nil {
 			t.Errorf("finish %s: %v, %v", id, ok, err)
 		}
 		if c, err := r.Claim(t.Context(), start(id, "c", chat)); err != nil || c.Reason != reason.AlreadyDone {
@@ -374,11 +375,11 @@ func TestMailboxMissing(t *testing.T) {
 	if _, err := r.Claim(t.Context(), start("1", "a", chat)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Finish(t.Context(), "1", "a", []byte("end")); !errors.Is(err, registry.ErrAway) {
+	if _, err := r.Finish(t.Context(), "1", "a", []byte("end"), quota.Usage{}); !errors.Is(err, registry.ErrAway) {
 		t.Fatalf("finish without a mailbox: %v, want ErrAway", err)
 	}
 	s.raw.XAdd(t.Context(), &goredis.XAddArgs{Stream: "g", Values: []string{"from", "0-0"}})
-	if ok, err := r.Finish(t.Context(), "1", "a", []byte("end")); !ok || err != nil {
+	if ok, err := r.Finish(t.Context(), "1", "a", []byte("end"), quota.Usage{}); !ok || err != nil {
 		t.Fatalf("finish again: %v, %v", ok, err)
 	}
 	if got := events(t, s, "g"); !slices.Equal(got, []string{"end"}) {

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/memory"
@@ -74,7 +75,7 @@ func play(t *testing.T, r registry.Records, list []visit, now func() time.Time, 
 		if _, err := r.Claim(t.Context(), registry.Start{ID: q.ID, Attempt: "a", Owner: "o", Lane: q.Lane, Deadline: q.Deadline, Reply: "g", Tokens: q.Tokens}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Finish(t.Context(), q.ID, "a", nil); err != nil {
+		if _, err := r.Finish(t.Context(), q.ID, "a", nil, quota.Usage{}); err != nil {
 			t.Fatal(err)
 		}
 	}

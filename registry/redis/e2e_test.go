@@ -17,6 +17,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/registrytest"
@@ -98,7 +99,7 @@ func TestRealOutOfMemory(t *testing.T) {
 	if ok, err := r.First(ctx, "1", "a", []byte("first")); !ok || err != nil {
 		t.Errorf("first at maxmemory: %v, %v", ok, err)
 	}
-	if ok, err := r.Finish(ctx, "1", "a", []byte("end")); !ok || err != nil {
+	if ok, err := r.Finish(ctx, "1", "a", []byte("end"), quota.Usage{}); !ok || err != nil {
 		t.Errorf("finish at maxmemory: %v, %v", ok, err)
 	}
 	if err := r.Release(ctx, "2", "a", true); err != nil {
@@ -173,7 +174,7 @@ func TestRealConcurrent(t *testing.T) {
 				_, _ = r.Renew(ctx, attempt, []registry.Ref{{ID: id, Attempt: attempt, Reply: "g"}})
 				_ = r.Release(ctx, id, attempt, false)
 				_, _ = r.Cancel(ctx, id, false)
-				_, _ = r.Finish(ctx, id, attempt, []byte("end "+id))
+				_, _ = r.Finish(ctx, id, attempt, []byte("end "+id), quota.Usage{})
 			}
 		})
 	}
@@ -253,7 +254,7 @@ func BenchmarkReal(b *testing.B) {
 			must(b, ok, err)
 		}},
 		{"finish", claim, func(b *testing.B, id string) {
-			ok, err := r.Finish(ctx, id, "a", event)
+			ok, err := r.Finish(ctx, id, "a", event, quota.Usage{})
 			must(b, ok, err)
 		}},
 		{"longest", func() string { return "" }, func(b *testing.B, _ string) {
@@ -306,7 +307,7 @@ func BenchmarkReal(b *testing.B) {
 				must(b, c.Action == registry.Run, err)
 				ok, err := r.First(ctx, id, "a", event)
 				must(b, ok, err)
-				ok, err = r.Finish(ctx, id, "a", event)
+				ok, err = r.Finish(ctx, id, "a", event, quota.Usage{})
 				must(b, ok, err)
 			}
 		})

@@ -11,6 +11,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	goredis "github.com/redis/go-redis/v9"
 
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -99,7 +100,7 @@ func do(r *Registry, id string, c call) (string, error) {
 		ok, err := r.First(ctx, id, c.attempt, []byte("first"))
 		return fmt.Sprint(ok), err
 	case "finish":
-		ok, err := r.Finish(ctx, id, c.attempt, []byte("end"))
+		ok, err := r.Finish(ctx, id, c.attempt, []byte("end"), quota.Usage{})
 		return fmt.Sprint(ok), err
 	case "release":
 		return "", r.Release(ctx, id, c.attempt, c.flag)

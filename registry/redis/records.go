@@ -9,8 +9,10 @@ import (
 	"strconv"
 	"time"
 
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
+	"penstock/registry/door"
 )
 
 // renewAtOnce is how many requests one script renews: about 2 ms of Redis's time.
@@ -29,19 +31,27 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	}
 	confirmed, forget := r.await(id)
 	defer forget()
-	answer, err := r.run(ctx, "open", 0, q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
+	args := append(make([]any, 0, 18+7*len(q.Limits)), q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
 		r.stamp(q.Deadline), max(q.Tokens, 1), max(q.Bytes, 0)+recordBytes, q.Limit.Milliseconds(),
-		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate(d.Rate), spread(q.ID), key, r.cfg.Live(q.Reply))
+		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate(d.Rate), spread(q.ID), key, r.cfg.Live(q.Reply),
+		q.Patience.Milliseconds(), bit(q.Slept))
+	answer, err := r.run(ctx, "open", 0, limitArgs(args, q.Limits)...)
 	row, err := answered(answer, err, 7)
 	if err != nil {
 		return registry.Admission{}, err
 	}
+	if v := verdict(row, len(q.Limits)); v.Refused {
+		return door.Limited(&q, &v), row.err
+	}
 	a := registry.Admission{
 		Reason: reasonOf(row.text(0)), Wait: row.millis(1), Ahead: row.int(2), RetryAfter: row.millis(3),
-		Kept: row.int(4) == 1, Shard: row.int(5),
+		Kept: row.int(4) == 1, Shard: row.int(5), Quota: verdict(row, len(q.Limits)),
 	}
 	if a.Reason != reason.OK {
 		return a, row.err
+	}
+	if len(q.Limits) > 0 && len(row.values) > 7 {
+		r.reserved(max(q.Tokens, 1))
 	}
 	if row.int(6) == 1 {
 		r.confirmed(id)
@@ -92,6 +102,7 @@ func (r *Registry) Claim(ctx context.Context, s registry.Start) (registry.Claim,
 			event = r.cfg.Terminal(s.ID, row.text(1), reasonOf(row.text(2)))
 			continue
 		}
+		r.settled(row, 4)
 		c := registry.Claim{Action: actions[row.text(0)], After: row.millis(1), Reason: reasonOf(row.text(2)), Tries: row.int(3)}
 		if c.Action == registry.Run {
 			r.remember(s.Owner, registry.Ref{ID: s.ID, Attempt: s.Attempt, Reply: s.Reply})
@@ -184,18 +195,23 @@ func (r *Registry) First(ctx context.Context, id, attempt string, event []byte) 
 
 // Finish ends the record with its terminal event, once. Where a dead attempt had
 // relayed bytes it takes two round trips. On an error nothing has changed, or all of it.
-func (r *Registry) Finish(ctx context.Context, id, attempt string, event []byte) (bool, error) {
+func (r *Registry) Finish(ctx context.Context, id, attempt string, event []byte, used quota.Usage) (bool, error) {
 	of, lost := "", []byte(nil)
 	owner, reply := r.recall(id, attempt)
 	for range 3 {
-		answer, err := r.run(ctx, "finish", len(event)+len(lost), id, attempt, event, of, lost, owner, reply, r.cfg.Live(reply))
+		answer, err := r.run(ctx, "finish", len(event)+len(lost), id, attempt, event, of, lost, owner, reply, r.cfg.Live(reply), used.Tokens())
 		if err != nil {
 			return false, err
 		}
 		dead, is := answer.(string)
 		if !is {
+			row, err := answered(answer, nil, 3)
+			if err != nil {
+				return false, err
+			}
 			r.forget(id, attempt)
-			return answer == int64(1), nil
+			r.settled(row, 1)
+			return row.int(0) == 1, row.err
 		}
 		of, lost = dead, r.cfg.Terminal(id, dead[1:], reason.UpstreamLost)
 	}
@@ -205,11 +221,15 @@ func (r *Registry) Finish(ctx context.Context, id, attempt string, event []byte)
 // Release gives a running attempt back to its lane, or ends it where it was
 // cancelled meanwhile. Any other attempt or state is left alone.
 func (r *Registry) Release(ctx context.Context, id, attempt string, blameless bool) error {
-	_, err := r.run(ctx, "release", 0, id, attempt, bit(blameless), r.cfg.Terminal(id, attempt, reason.Aborted))
-	if err == nil {
-		r.forget(id, attempt)
+	answer, err := r.run(ctx, "release", 0, id, attempt, bit(blameless), r.cfg.Terminal(id, attempt, reason.Aborted))
+	if err != nil {
+		return err
 	}
-	return err
+	r.forget(id, attempt)
+	if row, err := answered(answer, nil, 2); err == nil { // it was ended
+		r.settled(row, 0)
+	}
+	return nil
 }
 
 // Cancel ends a request that nobody runs, without an event: the caller is the one
@@ -217,10 +237,11 @@ func (r *Registry) Release(ctx context.Context, id, attempt string, blameless bo
 // the fleet, each time.
 func (r *Registry) Cancel(ctx context.Context, id string, onlyIfQueued bool) (registry.Canceled, error) {
 	answer, err := r.run(ctx, "cancel", 0, id, bit(onlyIfQueued))
-	row, err := answered(answer, err, 3)
+	row, err := answered(answer, err, 5)
 	if err != nil {
 		return registry.Canceled{}, err
 	}
+	r.settled(row, 3)
 	return registry.Canceled{State: registry.State(row.int(0)), Owner: row.text(1), Attempt: row.text(2)}, row.err
 }
 

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/registry"
 )
 
@@ -58,6 +59,7 @@ type Registry struct {
 	running  map[[2]string]mine                    // by id and attempt
 	cleared  time.Time                             // running, of old entries
 	backlog  []registry.Backlog                    // as last read
+	totals   quota.Totals                          // of limits, by this process's calls
 }
 
 var (
@@ -97,6 +99,11 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Registry, er
 	}
 	if r.metrics, err = newMetrics(reg, func() float64 { return r.Offset().Seconds() }); err != nil {
 		return nil, fmt.Errorf("registry/redis: %w", err)
+	}
+	for _, c := range registry.QuotaMetrics(r.Quota) {
+		if err := reg.Register(c); err != nil {
+			return nil, fmt.Errorf("registry/redis: %w", err)
+		}
 	}
 	r.client = goredis.NewClient(options)
 	r.breaker = r.newBreaker()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/registry"
 )
 
@@ -106,7 +107,7 @@ func TestRealTenants(t *testing.T) {
 					t.Errorf("claim: %+v, %v", c, err)
 					return
 				}
-				if _, err := r.Finish(ctx, name(i), "a", []byte("end")); err != nil {
+				if _, err := r.Finish(ctx, name(i), "a", []byte("end"), quota.Usage{}); err != nil {
 					t.Error(err)
 					return
 				}

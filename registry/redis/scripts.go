@@ -9,6 +9,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"penstock/quota"
 	"penstock/registry"
 )
 
@@ -42,7 +43,7 @@ var sources embed.FS
 
 // parts are the files each script is made of, after base.lua and before its own.
 var parts = map[string][]string{
-	"open": {"door", "lanes"}, "claim": {"lanes"}, "renew": nil, "first": nil, "finish": nil, "release": nil, "cancel": nil,
+	"open": {"door", "lanes", "quota"}, "claim": {"lanes"}, "renew": nil, "first": nil, "finish": nil, "release": nil, "cancel": nil,
 	"sweep": {"lanes"}, "backlog": {"door"}, "engines": nil, "clock": nil, "lanelist": {"lanes"}, "confirm": nil, "longest": nil,
 }
 
@@ -110,6 +111,10 @@ func constants(cfg *Config) string {
 		{"SLOT", ms(placesSlot)},
 		{"RETRY_LEAST", ms(minRetry)},
 		{"RETRY_MOST", ms(maxRetry)},
+		{"QUOTA_IDLE", ms(quota.Idle)},
+		{"QUOTA_BURST", ms(quota.Burst)},
+		{"QUOTA_DAY", ms(quota.Day)},
+		{"QUOTA_SLACK", quota.Slack},
 	} {
 		head += fmt.Sprintf("local %s = %v\n", c.name, c.value)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -100,7 +101,7 @@ func whole(t *testing.T, r *Registry) {
 	}
 	_, err = r.Renew(ctx, "o", []registry.Ref{{ID: "1", Attempt: "a", Reply: "penstock:g"}})
 	_, err2 := r.First(ctx, "1", "a", []byte("first"))
-	_, err3 := r.Finish(ctx, "1", "a", []byte("last"))
+	_, err3 := r.Finish(ctx, "1", "a", []byte("last"), quota.Usage{})
 	_, err4 := r.Cancel(ctx, "1", false)
 	_, err5 := r.Engines(ctx)
 	_, err6 := r.readBacklog(ctx)

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -200,7 +201,7 @@ func (p *play) finish(*rapid.T) {
 func (p *play) drop(*rapid.T) { p.finishAs(p.pick(), "") }
 
 func (p *play) finishAs(q *request, name string) {
-	ok, err := p.Records.Finish(p.ctx, q.id, name, []byte("end "+name))
+	ok, err := p.Records.Finish(p.ctx, q.id, name, []byte("end "+name), quota.Usage{})
 	p.must(err)
 	if !ok {
 		if q.over {

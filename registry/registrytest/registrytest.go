@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -177,7 +178,7 @@ func (r *rig) first(id, attempt string, want bool) {
 
 func (r *rig) finish(id, attempt string, want bool) {
 	r.Helper()
-	got, err := r.Records.Finish(r.ctx, id, attempt, []byte("end "+id+" "+attempt+" "+reason.Finished.String()))
+	got, err := r.Records.Finish(r.ctx, id, attempt, []byte("end "+id+" "+attempt+" "+reason.Finished.String()), quota.Usage{})
 	r.ok(err)
 	if got != want {
 		r.Fatalf("finish of %s by %s: %v, want %v", id, attempt, got, want)

@@ -15,6 +15,7 @@
 --   bytes            number  outstanding over all lanes
 --   models           zset    names, by last use
 --   lanes, lanes:*           the lane directory (lanes.lua)
+--   quota:<bucket>   text    how full a limit's bucket is (see bucket)
 --
 -- "out" and "wait" say what counts; the numbers are their sums, changed in the same
 -- script and only here, so that no order of crashes parts them.
@@ -28,7 +29,7 @@ local QUEUED, RUNNING, STREAMING, FINISHED = 1, 2, 3, 4
 
 local FIELDS = {
   'v', 'state', 'attempt', 'owner', 'owned', 'tries', 'cancel', 'orphan', 'reply', 'gateway', 'lane',
-  'tier', 'model', 'deadline', 'tokens', 'bytes', 'shard', 'opened', 'forecast',
+  'tier', 'model', 'deadline', 'tokens', 'bytes', 'shard', 'opened', 'forecast', 'charge',
 }
 local NUMBERS = { 'state', 'owned', 'tries', 'cancel', 'orphan', 'deadline', 'tokens', 'bytes', 'shard', 'opened' }
 
@@ -194,15 +195,75 @@ local function started(r)
   if r.forecast ~= '' and r.tries == 1 then learn(r, now - r.opened) end
 end
 
--- finish ends a record: its event, its counts, and then only the memory of it.
-local function finish(r, event)
+-- A bucket of a limit is "<level> <at> <promised> <rate per ms>", or of a window
+-- "<taken> <start> w <its length in ms>". bucket reads a leaky one as it is now.
+local function bucket(text, rate)
+  local level, at, promised = string.match(text or '', '^(%S+) (%S+) (%S+)')
+  if not level then return 0, 0 end
+  local leaked = rate * math.max(now - tonumber(at), 0)
+  return math.max(tonumber(level) - leaked, 0), math.max(tonumber(promised) - leaked, 0)
+end
+
+-- fill writes a leaky bucket; it is forgotten once unused for QUOTA_IDLE, one in debt
+-- when that is paid.
+local function fill(key, level, promised, rate)
+  local keep = math.max(QUOTA_IDLE, math.min((level + promised) / rate, 1e12))
+  call('SET', key, string.format('%.3f %.0f %.3f %.17g', level, now, promised, rate), 'PX', string.format('%.0f', math.ceil(keep)))
+end
+
+-- window reads what was taken in the window that began at start, and fill_window writes.
+local function window(text, start)
+  local taken, began = string.match(text or '', '^(%S+) (%S+) w')
+  began = tonumber(began or 0)
+  return began == start and tonumber(taken) or 0, began
+end
+
+local function fill_window(key, taken, start, length)
+  local keep = math.max(QUOTA_IDLE, start + length - now)
+  call('SET', key, string.format('%.3f %.0f w %.0f', taken, start, length), 'PX', string.format('%.0f', keep))
+end
+
+-- settle replaces what a record's charge, "<tokens> <bucket>,<rate or start>,<w or l>,<length> …",
+-- has reserved by what was used; below 0: as it was reserved. More than was
+-- reserved is a debt. It is called once per record.
+local settled, refunded = 0, 0
+local function settle(r, used)
+  local charge = r.charge or ''
+  if charge == '' then return end
+  r.charge = ''
+  local reserved = tonumber(string.match(charge, '^%S+'))
+  if used < 0 then used = reserved end
+  settled, refunded = settled + used, refunded + math.max(reserved - used, 0)
+  if used == reserved then return end
+  for id, number, kind, length in string.gmatch(charge, ' ([^,]+),([^,]+),(%a),(%d+)') do
+    local key, text = P .. 'quota:' .. id, nil
+    text = call('GET', key)
+    number = tonumber(number)
+    if kind == 'w' then
+      local taken, began = window(text, number)
+      if began <= number then fill_window(key, math.max(taken + used - reserved, 0), number, tonumber(length)) end
+    else
+      local level, promised = bucket(text, number)
+      fill(key, math.max(level + used - reserved, 0), promised, number)
+    end
+  end
+end
+
+-- unsettled is the usage of a record that ends without its owner's word: none where no
+-- byte was relayed, else as much as was reserved.
+local function unsettled(r) return r.state == STREAMING and -1 or 0 end
+
+-- finish ends a record: its event, its counts, and then only the memory of it. used is
+-- in tokens, see settle; nil: the owner has not said.
+local function finish(r, event, used)
   append(r, event)
   if r.state == QUEUED and r.tries == 0 and r.forecast ~= '' and now - r.opened > tonumber(r.forecast) then
     learn(r, now - r.opened) -- left unstarted, later than forecast
   end
+  settle(r, used or unsettled(r))
   count(r, false, false)
   r.state = FINISHED
-  save(r, 'state')
+  save(r, 'state', 'charge')
   live_for(r, math.max(r.deadline - now, SILENT))
 end
 
@@ -220,7 +281,7 @@ local function again(id, attempt, owner, reply, gateway, state)
   local r = {
     v = VERSION, id = id, state = state, attempt = attempt, owner = owner, owned = 0, tries = 1, cancel = 0, orphan = 0,
     reply = reply, gateway = gateway, lane = '', tier = '', model = '', deadline = now, tokens = 0, bytes = 0, shard = -1,
-    opened = now, forecast = '',
+    opened = now, forecast = '', charge = '',
   }
   save(r)
   lives(r)

@@ -2,7 +2,7 @@
 -- ARGV: prefix, id, attempt, owner, lane, tier, model, deadline, reply, tokens, key that
 -- lives with the gateway ('' = do not look), pace in starts per second (0 = none),
 -- "<reason> <attempt>" of the event that follows, the event, the lane's key.
--- Answer: {action, after, reason, tries}, or {'encode', attempt, reason}: call again
+-- Answer: {action, after, reason, tries, tokens settled, refunded}, or {'encode', attempt, reason}: call again
 -- with that terminal event, which only the caller can encode. Nothing has changed then.
 local id, attempt, deadline, live, rate = ARGV[2], ARGV[3], tonumber(ARGV[8]), ARGV[11], tonumber(ARGV[12])
 local encoded, event = ARGV[13], ARGV[14]
@@ -13,7 +13,7 @@ if not r then
   r = {
     v = VERSION, id = id, state = QUEUED, attempt = '', owner = '', owned = 0, tries = 0, cancel = 0, orphan = 0,
     reply = ARGV[9], gateway = live, lane = ARGV[5], tier = ARGV[6], model = ARGV[7], deadline = deadline, tokens = tonumber(ARGV[10]),
-    bytes = RECORD_BYTES, shard = -1, opened = now, forecast = '',
+    bytes = RECORD_BYTES, shard = -1, opened = now, forecast = '', charge = '',
   }
   save(r)
   lives(r)
@@ -28,7 +28,7 @@ if r.lane == '' and r.state ~= FINISHED then -- written again by renew: now its 
   model_used(r.model)
 end
 
-local function answer(action, reason, after) return { action, string.format('%.0f', math.ceil(after or 0)), reason, r.tries } end
+local function answer(action, reason, after) return { action, string.format('%.0f', math.ceil(after or 0)), reason, r.tries, settled, refunded } end
 
 -- over ends the record with an event of the attempt that ran last.
 local function over(reason)

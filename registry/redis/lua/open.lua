@@ -1,7 +1,9 @@
 -- Creates the record of a request, or refuses and leaves no count behind.
 -- ARGV: prefix, id, lane, tier, rank, model, reply, deadline, tokens, bytes, limit,
--- fingerprint, live engines, drain rate, spread, lane's key, key that lives with the gateway.
--- Answer: {reason, wait, ahead, retry, kept, shard, lane confirmed}.
+-- fingerprint, live engines, drain rate, spread, lane's key, key that lives with the gateway,
+-- patience, 1 if it has slept, and its limits, see read_limits.
+-- Answer: {reason, wait, ahead, retry, kept, shard, lane confirmed}, then of a new request
+-- what "standing" adds.
 local id, L, tier, rank, model = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local reply, deadline, tokens, bytes = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local v = {
@@ -19,6 +21,14 @@ local r = load(id)
 if r then return answer({ 'ok', tonumber(r.forecast) or 0, 0, 0, 0 }, r.shard) end
 if tonumber(ARGV[13]) <= 0 then return answer({ 'no_engine', 0, 0, told(NO_ENGINE, v.spread), 0 }, 0) end
 heal(20)
+
+local slept, limits = ARGV[19] == '1', read_limits(20, tokens)
+local tripped, until_room = look(limits, slept)
+if tripped > 0 then
+  local budget = limits[tripped].kind == 'w' and limits[tripped].per >= QUOTA_DAY
+  if not slept and not budget and until_room <= tonumber(ARGV[18]) then promise(limits) end
+  return standing(answer({ budget and 'insufficient_quota' or 'rate_limit_exceeded', 0, 0, 0, 0 }, 0), limits, tripped, until_room)
+end
 
 local lane, m = read(P .. 'lane:' .. L), read_model(model)
 m.key, m.name = P .. 'model:' .. model, model
@@ -49,7 +59,7 @@ end
 r = {
   v = VERSION, id = id, state = QUEUED, attempt = '', owner = '', owned = 0, tries = 0, cancel = 0, orphan = 0,
   reply = reply, gateway = ARGV[17], lane = L, tier = tier, model = model, deadline = deadline, tokens = tokens, bytes = bytes,
-  shard = shard, opened = now, forecast = forecast,
+  shard = shard, opened = now, forecast = forecast, charge = take_limits(limits, tokens),
 }
 save(r)
 lives(r)
@@ -61,4 +71,4 @@ count(r, true, true)
 local width = 1
 while shard > 0 and width < 2 * (shard + 1) do width = 2 * width end
 enlist(L, math.min(width, WIDTH) .. ' ' .. ARGV[16])
-return answer(a, shard)
+return standing(answer(a, shard), limits, 0, 0)
