@@ -25,6 +25,7 @@ type Keys struct {
 type apiKey struct {
 	hash   [sha256.Size]byte
 	tenant string
+	id     string // the hash's first 64 bits
 }
 
 // HashKey is how a key is written in a keys file that keeps no secrets.
@@ -91,9 +92,9 @@ func (k *Keys) put(tenant, hash string) error {
 	if err != nil || len(raw) != sha256.Size {
 		return fmt.Errorf("the hash of %q needs %d hex digits after %q", tenant, 2*sha256.Size, hashPrefix)
 	}
-	stored := apiKey{hash: [sha256.Size]byte(raw), tenant: tenant}
+	stored := apiKey{hash: [sha256.Size]byte(raw), tenant: tenant, id: hex.EncodeToString(raw[:8])}
 	if other, dup := k.find(stored.hash); dup {
-		return fmt.Errorf("tenants %q and %q have the same key", other, tenant)
+		return fmt.Errorf("tenants %q and %q have the same key", other.tenant, tenant)
 	}
 	prefix := binary.BigEndian.Uint64(stored.hash[:])
 	k.byPrefix[prefix] = append(k.byPrefix[prefix], stored)
@@ -112,25 +113,20 @@ func scalar(n ast.Node) (string, bool) {
 	return "", false
 }
 
-// Tenant returns who key belongs to.
-func (k *Keys) Tenant(key string) (tenant string, ok bool) {
-	return k.find(sha256.Sum256([]byte(key)))
-}
-
-func (k *Keys) find(hash [sha256.Size]byte) (tenant string, ok bool) {
+func (k *Keys) find(hash [sha256.Size]byte) (found apiKey, ok bool) {
 	for _, stored := range k.byPrefix[binary.BigEndian.Uint64(hash[:])] {
 		if subtle.ConstantTimeCompare(stored.hash[:], hash[:]) == 1 {
-			return stored.tenant, true
+			return stored, true
 		}
 	}
-	return "", false
+	return apiKey{}, false
 }
 
-// bearer is who an Authorization header belongs to.
-func (k *Keys) bearer(authorization string) (tenant string, ok bool) {
+// bearer is the key of an Authorization header.
+func (k *Keys) bearer(authorization string) (found apiKey, ok bool) {
 	scheme, key, _ := strings.Cut(authorization, " ")
 	if !strings.EqualFold(scheme, "Bearer") {
-		return "", false
+		return apiKey{}, false
 	}
-	return k.Tenant(strings.TrimSpace(key))
+	return k.find(sha256.Sum256([]byte(strings.TrimSpace(key))))
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"penstock/quota"
 	"penstock/scheduler"
 )
 
@@ -33,6 +34,7 @@ func Parse(text []byte) (*Policy, error) {
 		p.readTiers(d, &f)
 	}
 	if len(d.problems) == 0 { // the rest is about tiers that are there
+		p.readShared(d, &f)
 		p.readTenants(d, &f)
 		p.readAliases(d, &f)
 		p.readRules(d, &f)
@@ -92,7 +94,7 @@ func (p *Policy) readTenants(d *document, f *file) {
 	for _, name := range slices.Sorted(maps.Keys(f.Tenants)) {
 		from, at := f.Tenants[name], []any{"tenants", name}
 		d.word(at, name, maxName)
-		t := &Tenant{Name: name, Tier: p.defaultTier, Models: from.Models, Deadline: from.Deadline, MaxDeadline: from.MaxDeadline, TrustsFairnessID: from.Fairness}
+		t := &Tenant{Name: name, entry: name, Tier: p.defaultTier, Models: from.Models, Deadline: from.Deadline, MaxDeadline: from.MaxDeadline, TrustsFairnessID: from.Fairness}
 		if from.Tier != "" {
 			t.Tier = p.place(d, append(at, "tier"), from.Tier)
 		}
@@ -103,9 +105,9 @@ func (p *Policy) readTenants(d *document, f *file) {
 		if from.MaxDeadline > 0 && from.Deadline > from.MaxDeadline {
 			d.wrong(append(at, "deadline"), "deadline %s is longer than max-deadline %s", from.Deadline, from.MaxDeadline)
 		}
-		t.Quota = Quota{RequestsPerMinute: from.Quota.Requests, TokensPerMinute: from.Quota.Tokens, Concurrency: from.Quota.Concurrency}
-		for key, n := range map[string]int{"requests-per-minute": from.Quota.Requests, "tokens-per-minute": from.Quota.Tokens, "concurrency": from.Quota.Concurrency} {
-			d.number(append(at, "quota", key), float64(n), 1e12)
+		var limits int
+		if t.quotas, limits = d.readQuotas(at, name, &from); limits+len(p.shared) > quota.MaxLimits {
+			d.wrong(at, "one request of %q would be held to %d limits; write at most %d, those of quota for all tenants included", name, limits+len(p.shared), quota.MaxLimits)
 		}
 		if len(from.Keys) > MaxKeys {
 			d.wrong(append(at, "keys"), "%d keys; write at most %d", len(from.Keys), MaxKeys)

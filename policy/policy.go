@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"penstock/lane"
+	"penstock/quota"
 	"penstock/scheduler"
 )
 
@@ -46,6 +47,8 @@ type Policy struct {
 	aliases     map[string][]Target
 	keywords    bool // some rule looks into the body
 	lanes       lanes
+	shared      []quota.Limit // of all tenants together
+	slices      []int         // of shared tokens per minute, by tier
 }
 
 // Tier is a class of requests: scheduler.Tier.
@@ -57,20 +60,16 @@ type Tenant struct {
 	Tier        int           // place of its tier: the highest it gets, and what it gets where it asks for none
 	Asks        int           // place of the tier where it asks for none; Tier but where nobody has tenants
 	Models      []string      // patterns of the models it may use; none = all
-	Quota       Quota         // of all its requests
 	Deadline    time.Duration // start deadline of its requests that name none; 0 = the gateway's
 	MaxDeadline time.Duration // longest start deadline they may name; 0 = the gateway's
 
 	// TrustsFairnessID: it sends for others, who are told apart by the header
 	// x-gateway-inference-fairness-id; each gets lanes of its own.
 	TrustsFairnessID bool
-}
 
-// Quota are limits of a tenant; 0 = none.
-type Quota struct {
-	RequestsPerMinute int
-	TokensPerMinute   int // prompt and output
-	Concurrency       int // requests that wait or run, all gateways together
+	Key    string // names the key it came with, without giving it away; "" = it came without
+	quotas quotas
+	entry  string // whose entry in the file it is: its own or Anybody's
 }
 
 // Default is the policy where there is no file: tiers as flags give them (none = one,
@@ -81,7 +80,8 @@ func Default(tiers []Tier, defaultTier string) *Policy {
 		p.Tiers = []Tier{{Name: "default", Ceiling: 1}}
 	}
 	p.defaultTier = scheduler.Rank(p.Tiers, defaultTier)
-	p.anybody = &Tenant{Name: Anybody, Asks: p.defaultTier}
+	p.slices = make([]int, len(p.Tiers))
+	p.anybody = &Tenant{Name: Anybody, entry: Anybody, Asks: p.defaultTier}
 	return p
 }
 
@@ -103,11 +103,13 @@ func (p *Policy) Who(authorization string) (Tenant, bool) {
 	if p.keys == nil {
 		return p.named(Anybody), true
 	}
-	name, ok := p.keys.bearer(authorization)
+	found, ok := p.keys.bearer(authorization)
 	if !ok {
 		return Tenant{}, false
 	}
-	return p.named(name), true
+	t := p.named(found.tenant)
+	t.Key = found.id
+	return t, true
 }
 
 // named is the tenant of that name, as the entry Anybody says where it has none.

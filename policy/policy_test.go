@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"penstock/lane"
+	"penstock/quota"
 )
 
 func mustParse(t testing.TB, text string) *Policy {
@@ -32,7 +33,8 @@ func TestExample(t *testing.T) {
 	}
 	who, ok := mustParse(t, strings.Replace(Example, fmt.Sprintf("sha256:%064d", 1), HashKey("abc123"), 1)).Who("Bearer abc123")
 	want := Tenant{Name: "acme", Models: []string{"qwen*", "small"}, Deadline: 30 * time.Second, MaxDeadline: 2 * time.Minute}
-	if diff := cmp.Diff(want, who); diff != "" || !ok {
+	who.Key, who.quotas, who.entry = "", quotas{}, ""
+	if diff := cmp.Diff(want, who, cmp.AllowUnexported(Tenant{}, quotas{})); diff != "" || !ok {
 		t.Errorf("acme (-want +got)\n%s", diff)
 	}
 	if _, ok := p.Who("Bearer nope"); ok {
@@ -55,7 +57,7 @@ func TestFaults(t *testing.T) {
 		{"unknown key", "tires: []\n", "line 1: unknown key \"tires\", did you mean \"tiers\"?\n    tires: []\n    ^"},
 		{"deep unknown key", tiers + "tenants:\n  acme: {teir: a}\n", "line 3: unknown key \"teir\", did you mean \"tier\"?\n      acme: {teir: a}\n             ^"},
 		{"underscore", tiers + "default_tier: a\n", `did you mean "default-tier"?`},
-		{"nothing near", "zzzzzzzzzzzzz: 1\n", "known here: default-tier, lanes, models, rules, tenants, tiers"},
+		{"nothing near", "zzzzzzzzzzzzz: 1\n", "known here: default-tier, lanes, models, quota, rules, tenants, tiers"},
 		{"two at once", "aaaaaaaaaaaaaa: 1\nbbbbbbbbbbbbbbbb: 2\n", "line 2: unknown key"},
 		{"twice", "rules: []\nrules: []\n", "already defined"},
 		{"wrong type", "rules: 7\n", "rules: 7"},
@@ -75,7 +77,10 @@ func TestFaults(t *testing.T) {
 		{"plain key", "tenants: {x: {keys: [hunter2]}}\n", `key 1 of "x" is not hashed: write what penstock keys hash makes of it`},
 		{"bad hash", "tenants: {x: {keys: [\"sha256:12\"]}}\n", "needs 64 hex digits"},
 		{"same key", "tenants:\n  x: {keys: [\"" + HashKey("k") + "\"]}\n  y: {keys: [\"" + HashKey("k") + "\"]}\n", `tenants "x" and "y" have the same key`},
-		{"negative quota", "tenants: {x: {quota: {concurrency: -1}}}\n", "-1: write 0 to"},
+		{"negative quota", "tenants: {x: {quota: {tokens-per-minute: -1}}}\n", "amount is -1"},
+		{"window without per", "quota: {windows: [{tokens: 5}]}\n", "write one of tokens and requests, and per"},
+		{"slices", "quota: {tokens-per-minute: 10}\ntiers: [{name: a, slice: 11}]\n", "the slices add up to 11"},
+		{"too many limits", "tenants: {x: {quota: {windows: [{tokens: 1, per: 1h}, {tokens: 1, per: 2h}, {tokens: 1, per: 3h}, {tokens: 1, per: 4h}, {tokens: 1, per: 5h}, {tokens: 1, per: 6h}, {tokens: 1, per: 7h}, {tokens: 1, per: 8h}, {tokens: 1, per: 9h}]}}}\n", "held to 9 limits"},
 		{"deadlines", "tenants: {x: {deadline: 20s, max-deadline: 10s}}\n", "deadline 20s is longer than max-deadline 10s"},
 		{"deadline too long", "tenants: {x: {deadline: 2h}}\n", "at most 10m0s"},
 		{"no targets", "models: {m: []}\n", `0 models behind "m"`},
@@ -159,6 +164,44 @@ func TestMatch(t *testing.T) {
 	} {
 		if got := match(c.pattern, c.s); got != c.want {
 			t.Errorf("match(%q, %q) = %v", c.pattern, c.s, got)
+		}
+	}
+}
+
+func TestLimits(t *testing.T) {
+	p := mustParse(t, strings.Replace(Example, fmt.Sprintf("sha256:%064d", 1), HashKey("abc123"), 1))
+	who, _ := p.Who("Bearer abc123")
+	shared := quota.Limit{Scope: quota.Tier, Bucket: "all", Amount: 6_000_000, Per: time.Minute, Own: 2_000_000, Slice: "vip"}
+	want := []quota.Limit{
+		{Scope: quota.Tenant, Bucket: "acme", Amount: 600_000, Per: time.Minute},
+		{Scope: quota.Tenant, Bucket: "acme", Unit: quota.Requests, Amount: 600, Per: time.Minute},
+		{Scope: quota.Tenant, Bucket: "acme", Amount: 100_000_000, Per: quota.Day, Window: true},
+		shared,
+	}
+	if diff := cmp.Diff(want, p.Limits(nil, &who, "qwen-7b", 0)); diff != "" {
+		t.Errorf("acme (-want +got)\n%s", diff)
+	}
+	shared.Own, shared.Slice = 0, ""
+	want[3] = quota.Limit{Scope: quota.Model, Bucket: "acme\x00qwen-72b", Amount: 100_000, Per: time.Minute}
+	if diff := cmp.Diff(append(want, shared), p.Limits(nil, &who, "qwen-72b", 1)); diff != "" {
+		t.Errorf("acme, the large model, tier normal (-want +got)\n%s", diff)
+	}
+	p = mustParse(t, "tenants: {x: {keys: [\""+HashKey("k")+"\", \""+HashKey("l")+"\"], key-quota: {requests-per-minute: 1}}}")
+	who, _ = p.Who("Bearer k")
+	other, _ := p.Who("Bearer l")
+	a, b := p.Limits(nil, &who, "m", 0), p.Limits(nil, &other, "m", 0)
+	if len(a) != 1 || len(b) != 1 || a[0].Bucket == b[0].Bucket || a[0].Scope != quota.Key {
+		t.Errorf("limits of two keys: %+v and %+v", a, b)
+	}
+	p = mustParse(t, "tenants: {default: {quota: {tokens-per-minute: 5}, model-quota: {m: {tokens-per-minute: 2}}}}")
+	who, _ = p.Tenant("unlisted")
+	if l := p.Limits(nil, &who, "m", 0); len(l) != 2 || l[0].Bucket != "unlisted" || l[1].Bucket != "unlisted\x00m" {
+		t.Errorf("a tenant without an entry: %+v, want limits of its own", l)
+	}
+	for _, tenant := range []string{"unknown", "default"} {
+		who, _ = Default(nil, "").Tenant(tenant)
+		if l := Default(nil, "").Limits(nil, &who, "m", 0); len(l) != 0 {
+			t.Errorf("without a file: %+v", l)
 		}
 	}
 }

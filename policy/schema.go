@@ -16,6 +16,7 @@ import (
 // file is a policy as it is written. The keys are the yaml tags.
 type file struct {
 	DefaultTier string                  `yaml:"default-tier"`
+	Quota       fileQuota               `yaml:"quota"` // of all tenants together
 	Tiers       []fileTier              `yaml:"tiers"`
 	Tenants     map[string]fileTenant   `yaml:"tenants"`
 	Models      map[string][]fileTarget `yaml:"models"`
@@ -30,22 +31,19 @@ type fileTier struct {
 	Age     *time.Duration `yaml:"age"`
 	SLOTTFT time.Duration  `yaml:"slo-ttft"`
 	SLOTPOT time.Duration  `yaml:"slo-tpot"`
+	Slice   int            `yaml:"slice"` // tokens per minute of quota that it has for itself
 }
 
 type fileTenant struct {
-	Keys        []string      `yaml:"keys"`
-	Tier        string        `yaml:"tier"`
-	Models      []string      `yaml:"models"`
-	Quota       fileQuota     `yaml:"quota"`
-	Deadline    time.Duration `yaml:"deadline"`
-	MaxDeadline time.Duration `yaml:"max-deadline"`
-	Fairness    bool          `yaml:"trust-fairness-id"`
-}
-
-type fileQuota struct {
-	Requests    int `yaml:"requests-per-minute"`
-	Tokens      int `yaml:"tokens-per-minute"`
-	Concurrency int `yaml:"concurrency"`
+	Keys        []string             `yaml:"keys"`
+	Tier        string               `yaml:"tier"`
+	Models      []string             `yaml:"models"`
+	Quota       fileQuota            `yaml:"quota"`       // of all its requests
+	KeyQuota    fileQuota            `yaml:"key-quota"`   // of each of its keys
+	ModelQuota  map[string]fileQuota `yaml:"model-quota"` // by pattern
+	Deadline    time.Duration        `yaml:"deadline"`
+	MaxDeadline time.Duration        `yaml:"max-deadline"`
+	Fairness    bool                 `yaml:"trust-fairness-id"`
 }
 
 type fileTarget struct {
