@@ -1,6 +1,7 @@
 package fit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +20,11 @@ const (
 	lowID, highID = 16, 95
 )
 
-// errTooLong says that a point gave nothing within its time.
-var errTooLong = errors.New("took too long")
+// Why a point is left out.
+var (
+	errTooLong = errors.New("took too long")
+	errTooFew  = errors.New("its tokens came in too few pieces")
+)
 
 // sweep is a Run in progress.
 type sweep struct {
@@ -57,7 +61,7 @@ func (s *sweep) run(ctx context.Context, progress func(done, all int, left time.
 			continue
 		}
 		err := s.point(ctx, p)
-		if err != nil && ctx.Err() == nil && !errors.Is(err, errTooLong) {
+		if err != nil && ctx.Err() == nil && !errors.Is(err, errTooLong) && !errors.Is(err, errTooFew) {
 			return fmt.Errorf("%v: %w", p, err)
 		}
 		if err != nil {
@@ -118,19 +122,19 @@ func (s *sweep) decode(x *streams, p point) error {
 	s.seats = max(s.seats, len(in))
 	s.seatsFull = s.seatsFull || len(in) < len(all)
 
-	begin, done := make([]int, len(in)), false
+	begin := make([]int, len(in))
 	x.mu.Lock()
 	for i, a := range in {
 		begin[i] = len(a.marks) + 1 // the step that runs now may have computed a prompt
 	}
 	x.mu.Unlock()
 	if err := x.until(func() bool {
-		done = true
+		done := true
 		for i, a := range in {
-			done = done && len(a.marks)-begin[i] > s.cfg.Steps
 			if a.over {
-				return true
+				return true // the batch is no longer what it was
 			}
+			done = done && len(a.marks)-begin[i] > s.cfg.Steps
 		}
 		return done
 	}); err != nil {
@@ -141,12 +145,17 @@ func (s *sweep) decode(x *streams, p point) error {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	return s.batch(p, in, begin)
+}
+
+// batch makes a row of the steps of answers that decode, from the marks at begin on.
+func (s *sweep) batch(p point, in []*answer, begin []int) error {
 	row := Row{Steps: 1, Decodes: float64(len(in))}
 	var gaps []float64
 	for i, a := range in {
 		end := min(begin[i]+s.cfg.Steps, len(a.marks)-1)
 		if end-begin[i] < 3 {
-			return errTooLong // cannot be: output leaves room; but a stream may come in few pieces
+			return errTooFew
 		}
 		for k := begin[i] + 1; k <= end; k++ {
 			tokens := a.marks[k].total - a.marks[k-1].total
@@ -184,7 +193,7 @@ func (s *sweep) beside(x *streams, p point) error {
 	if err := s.alone(x.ctx, p.batch); err != nil {
 		return err
 	}
-	slices.SortFunc(tries, func(a, b try) int { return int(max(min(1e9*(a.excess-b.excess), 1), -1)) })
+	slices.SortFunc(tries, func(a, b try) int { return cmp.Compare(a.excess, b.excess) })
 	t := tries[len(tries)/2]
 	s.cuts = append(s.cuts, cut{p.prompt, p.batch, t.steps})
 	return s.add(t.row)
@@ -209,7 +218,7 @@ func (s *sweep) try(x *streams, p point, witness *answer) (t try, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if witness.over {
-		return t, errTooLong
+		return t, errTooFew // the longest context was not long enough
 	}
 	marks := witness.marks
 	begin := slices.IndexFunc(marks, func(m mark) bool { return m.at.After(sent) }) - 1
@@ -259,7 +268,7 @@ func (s *sweep) lone(x *streams, p point) error {
 
 func (s *sweep) add(r Row) error {
 	if r.Took <= 0 {
-		return errTooLong // tokens came at once: nothing was measured
+		return errTooFew // all came at once
 	}
 	s.rows = append(s.rows, r)
 	return nil
