@@ -64,11 +64,12 @@ var allowed = map[string][]string{
 
 	"admin": {},
 	"agent": {
-		"abort", "agent/attempt", "agent/health", "agent/record", "agent/state",
+		"abort", "agent/attempt", "agent/engine", "agent/health", "agent/record", "agent/state",
 		"fleet", "lane", "queue", "quota", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
 	},
 	"agent/attempt":  {"abort", "queue", "reason", "response", "vllm"},
 	"agent/control":  {"agent/health", "agent/state", "fleet", "proto/penstock/v1", "reason", "registry"},
+	"agent/engine":   {"agent/attempt", "vllm"},
 	"agent/health":   {"reason", "registry", "scraper", "vllm"},
 	"agent/record":   {"agent/state", "quota", "registry", "response"},
 	"agent/state":    {"reason", "scheduler"},

@@ -19,7 +19,7 @@ const checkEvery, checkWithin = time.Second, 500 * time.Millisecond
 func (a *Agent) check(ctx context.Context, _ time.Time) {
 	call, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
-	if dead, err := a.engine.dead(call); err == nil && a.core.setDead(dead) {
+	if dead, err := a.engine.Dead(call); err == nil && a.core.setDead(dead) {
 		if !dead && a.gpus != nil {
 			a.gpus.EngineRestarted()
 		}

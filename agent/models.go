@@ -2,90 +2,25 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
-	"penstock/agent/attempt"
+	"penstock/agent/engine"
 	"penstock/agent/health"
 	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/scheduler"
-	"penstock/vllm"
 )
 
-const (
-	// modelsEvery is how often the engine is asked what it serves: adapters come and
-	// go while it runs.
-	modelsEvery = 10 * time.Second
-	// modelsAgain is how soon it is asked again while it has never answered, and
-	// askWithin bounds one call.
-	modelsAgain, askWithin = time.Second, 2 * time.Second
-)
-
-// errNoModels is an engine that is up and serves nothing.
-var errNoModels = errors.New("it names no model")
-
-// upstream is the vLLM client as the agent uses it: a seam for tests.
-type upstream struct {
-	models func(context.Context) ([]vllm.Model, error)
-	dead   func(context.Context) (bool, error)
-	probe  func(ctx context.Context, model string) error
-	attempt.Engine
-}
-
-func newUpstream(c *vllm.Client) upstream {
-	return upstream{models: c.Models, dead: c.Dead, probe: c.ProbeUsage, Engine: attempt.NewEngine(c)}
-}
-
-// askModels learns what the engine serves: at start, every modelsEvery and when
-// the engine came back. Until it answers, the agent takes nothing.
-func (a *Agent) askModels(ctx context.Context) error {
-	for {
-		wait := modelsEvery
-		if !a.askOnce(ctx) {
-			wait = modelsAgain
-		}
-		select {
-		case <-time.After(wait):
-		case <-a.ask:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-func (a *Agent) askOnce(ctx context.Context) bool {
-	call, cancel := context.WithTimeout(ctx, askWithin)
-	list, err := a.engine.models(call)
-	cancel()
-	if err == nil && len(list) == 0 {
-		err = errNoModels
-	}
-	a.core.named(err)
-	if err != nil {
-		a.log.Debug("engine did not say its models", "err", err)
-		return len(a.core.served()) > 0 // an engine that hangs keeps the names it had
-	}
-	names, longest := make([]string, 0, len(list)), 0
-	for _, m := range list {
-		names = append(names, m.ID)
-		longest = max(longest, m.MaxModelLen)
-	}
-	slices.Sort(names)
-	// Once in the engine's life, before the first delivery: does it report usage per
-	// chunk? After that it returns at once.
-	call, cancel = context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	if err := a.engine.probe(call, list[0].ID); err != nil {
-		a.log.Debug("engine did not say whether it reports usage", "err", err)
-	}
-	if a.core.setModels(slices.Compact(names), longest) {
-		a.log.Info("models", "models", names, "max_model_len", longest)
+// serves takes what the engine says that it serves. One that hangs keeps what it said
+// last.
+func (a *Agent) serves(s engine.Served) {
+	a.core.named(s.Err)
+	if s.Err == nil && a.core.setModels(s.Models, s.Longest) {
+		a.log.Info("models", "models", s.Models, "max_model_len", s.Longest)
 		kick(a.changed)
 	}
-	return true
 }
 
 // accepts returns the lanes this agent takes while it serves models.

@@ -16,6 +16,7 @@ import (
 
 	"penstock/abort"
 	"penstock/agent/attempt"
+	"penstock/agent/engine"
 	"penstock/agent/health"
 	"penstock/agent/record"
 	"penstock/fleet"
@@ -77,7 +78,7 @@ type Agent struct {
 	metrics *metrics
 	core    *core
 	records *record.Store
-	engine  upstream
+	engine  engine.Engine
 	close   func()                      // ends the engine's idle connections
 	scrape  func(context.Context) error // reads samples until its context ends
 
@@ -118,7 +119,7 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, deps: deps, log: deps.Log.With("node", cfg.Node),
-		engine: newUpstream(client), close: client.Close,
+		engine: engine.New(client), close: client.Close,
 		records: &record.Store{Records: deps.Records, Flush: deps.Flush, Timeout: cfg.StoreTimeout, Log: deps.Log.With("node", cfg.Node)},
 		running: abort.NewRunning(), seen: abort.NewSeen(seenIDs, seenFor),
 		changed: make(chan struct{}, 1), ask: make(chan struct{}, 1), put: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
@@ -152,7 +153,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.gpus != nil {
 		g.Go(func() error { return a.gpus.Run(work) })
 	}
-	g.Go(func() error { return a.askModels(work) })
+	g.Go(func() error { return a.engine.Follow(work, a.ask, a.log, a.serves) })
 	g.Go(func() error { return every(work, checkEvery, a.suspect, a.check) })
 	g.Go(func() error { return every(work, watchEvery, a.changed, a.watch) })
 	g.Go(func() error { return every(work, registry.RenewEvery, a.put, a.announce) })

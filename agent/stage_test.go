@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"penstock/agent/attempt"
+	"penstock/agent/engine"
 	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
@@ -53,14 +54,14 @@ func (f *fakeEngine) set(change func(*fakeEngine)) {
 	change(f)
 }
 
-func (f *fakeEngine) upstream() upstream {
-	return upstream{
-		dead: func(context.Context) (bool, error) {
+func (f *fakeEngine) upstream() engine.Engine {
+	return engine.Engine{
+		Dead: func(context.Context) (bool, error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			return f.dead, nil
 		},
-		models: func(context.Context) ([]vllm.Model, error) {
+		Models: func(context.Context) ([]vllm.Model, error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			if len(f.models) == 0 {
@@ -68,14 +69,15 @@ func (f *fakeEngine) upstream() upstream {
 			}
 			return f.models, nil
 		},
-		probe: func(context.Context, string) error { return nil },
-		Engine: attempt.Engine{Stream: func(ctx context.Context, r vllm.Request) (attempt.Tokens, error) {
-			c, err := f.open(ctx, r)
-			if err != nil {
-				return nil, err
-			}
-			return c, nil
-		},
+		Probe: func(context.Context, string) error { return nil },
+		Engine: attempt.Engine{
+			Stream: func(ctx context.Context, r vllm.Request) (attempt.Tokens, error) {
+				c, err := f.open(ctx, r)
+				if err != nil {
+					return nil, err
+				}
+				return c, nil
+			},
 			Do: func(ctx context.Context, r vllm.Request) (vllm.Answer, error) {
 				c, err := f.open(ctx, r)
 				if err != nil {
@@ -89,7 +91,8 @@ func (f *fakeEngine) upstream() upstream {
 				case <-ctx.Done():
 					return vllm.Answer{}, aborted(ctx)
 				}
-			}},
+			},
+		},
 	}
 }
 

@@ -70,7 +70,7 @@ func TestCertificatesEnd(t *testing.T) {
 		families, err := reg.Gather()
 		check(t, err)
 		for _, m := range families[0].Metric {
-			if m.Label[0].GetValue() == "server" && time.Unix(int64(m.GetGauge().GetValue()), 0).Sub(time.Now()).Round(day) != 87*day {
+			if m.Label[0].GetValue() == "server" && time.Until(time.Unix(int64(m.GetGauge().GetValue()), 0)).Round(day) != 87*day {
 				t.Errorf("metric: got %v, want the new file's, in 87 days", m)
 			}
 		}
