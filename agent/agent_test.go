@@ -94,8 +94,8 @@ func TestAbortFreesEngine(t *testing.T) {
 			if e := n.outcome(m.ID); e.Reason != reason.Aborted {
 				t.Errorf("outcome: got %+v, want aborted", e)
 			}
-			n.until("freed", func() bool { return testutil.ToFloat64(n.agent.metrics.released) == 1 })
-			if got := testutil.ToFloat64(n.agent.metrics.sent); got != 1 {
+			n.until("freed", func() bool { return testutil.ToFloat64(n.agent.metrics.Freed) == 1 })
+			if got := testutil.ToFloat64(n.agent.metrics.Sent); got != 1 {
 				t.Errorf("sent: got %v, want 1", got)
 			}
 		})
@@ -262,8 +262,12 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s: got %d series, want %d", name, have[name], want)
 		}
 	}
-	if got := testutil.ToFloat64(n.agent.metrics.decisions[1][reason.OK]); got != 1 {
-		t.Errorf("decisions start, ok: got %v, want 1", got)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "penstock_decisions_total" && m.GetLabel()[0].GetValue() == "start" && m.GetLabel()[1].GetValue() == "ok" && m.GetCounter().GetValue() != 1 {
+				t.Errorf("decisions start, ok: got %v, want 1", m)
+			}
+		}
 	}
 	if problems, err := testutil.GatherAndLint(n.prom); err != nil || len(problems) > 0 {
 		t.Errorf("lint: %v %v", problems, err)

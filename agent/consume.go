@@ -94,13 +94,13 @@ func (a *Agent) start(ctx context.Context, m *queue.Message, slot scheduler.Slot
 	})
 	switch {
 	case err != nil:
-		a.metrics.ended(reason.RecordStoreAway)
+		a.metrics.Ended(reason.RecordStoreAway)
 		return queue.Suspend(againPause)
 	case claim.Action == registry.Ack:
-		a.metrics.ended(claim.Reason)
+		a.metrics.Ended(claim.Reason)
 		return queue.Ack()
 	case claim.Action != registry.Run:
-		a.metrics.ended(claim.Reason)
+		a.metrics.Ended(claim.Reason)
 		return queue.Suspend(claim.After)
 	}
 	r.Tries = claim.Tries
@@ -126,7 +126,7 @@ func (a *Agent) relay(ctx context.Context, r *run) attempt.Outcome {
 	})
 	cut := ctx.Err() != nil && o.Reason != reason.Finished
 	if cut {
-		a.metrics.sent.Inc()
+		a.metrics.Sent.Inc()
 	}
 	a.core.release(time.Now(), r, o.Reason, cut) // whatever its record needs still
 	return o
@@ -135,7 +135,7 @@ func (a *Agent) relay(ctx context.Context, r *run) attempt.Outcome {
 // settle brings an attempt's outcome into its record and its lane. This is the
 // table of outcomes, the only one.
 func (a *Agent) settle(ctx context.Context, r *run, o attempt.Outcome) queue.Result {
-	a.metrics.ended(o.Reason)
+	a.metrics.Ended(o.Reason)
 	a.log.Debug("attempt ended", "id", r.Message.ID, "attempt", r.Name, "reason", o.Reason.String(), "first", r.Relayed(), "tries", r.Tries, "err", o.Err)
 	if o.Reason == reason.EngineDown || o.Reason == reason.UpstreamLost {
 		kick(a.suspect)
@@ -197,7 +197,7 @@ func used(m *queue.Message, kind response.Kind, o *attempt.Outcome) quota.Usage 
 func (a *Agent) suspend(after time.Duration) queue.Result {
 	result := queue.Suspend(after)
 	after, _ = result.After()
-	a.metrics.suspended.Observe(after.Seconds())
+	a.metrics.Suspended.Observe(after.Seconds())
 	return result
 }
 

@@ -28,7 +28,7 @@ const gpuPause = time.Second
 // core is the shell around the decision: one mutex, the scheduler's state and what
 // must change together with it. Nothing under the mutex does IO or waits.
 type core struct {
-	metrics *metrics
+	metrics *state.Counters
 	poll    func() time.Duration // how often samples come at present; nil: as configured
 
 	mu       sync.Mutex // guards all below
@@ -52,7 +52,7 @@ type core struct {
 	idle     chan struct{} // closed once draining and nothing runs; not replaced once ending
 }
 
-func newCore(sched *scheduler.State, cfg *Config, m *metrics) *core {
+func newCore(sched *scheduler.State, cfg *Config, m *state.Counters) *core {
 	return &core{
 		metrics: m,
 		sched:   sched,
@@ -169,7 +169,7 @@ func (c *core) drop(now time.Time, id string) {
 
 // note counts and remembers what a head was told, and returns it.
 func (c *core) note(now time.Time, id string, req *scheduler.Request, a answer) answer {
-	c.metrics.decided(a.Verdict)
+	c.metrics.Decided(a.Verdict)
 	c.verdicts.Add(state.Decision{At: now, ID: id, Action: a.Action.String(), Reason: a.Reason.String(), After: a.After, Request: *req})
 	return a
 }
@@ -179,7 +179,7 @@ func (c *core) note(now time.Time, id string, req *scheduler.Request, a answer) 
 func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer) (changed, back bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.metrics.freed(c.aborts.Observe(s.At, c.last.Running+c.last.Waiting, s.Running+s.Waiting, c.atEngine()))
+	c.metrics.Freed.Add(float64(c.aborts.Observe(s.At, c.last.Running+c.last.Waiting, s.Running+s.Waiting, c.atEngine())))
 	c.last, c.bad = s, nil
 	if s.At.After(c.failed) {
 		c.failed = time.Time{}

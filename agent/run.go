@@ -19,6 +19,7 @@ import (
 	"penstock/agent/engine"
 	"penstock/agent/health"
 	"penstock/agent/record"
+	"penstock/agent/state"
 	"penstock/fleet"
 	"penstock/lane"
 	"penstock/queue"
@@ -75,7 +76,7 @@ type Agent struct {
 	cfg     Config
 	deps    Deps
 	log     *slog.Logger
-	metrics *metrics
+	metrics *state.Counters
 	core    *core
 	records *record.Store
 	engine  engine.Engine
@@ -124,7 +125,7 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 		running: abort.NewRunning(), seen: abort.NewSeen(seenIDs, seenFor),
 		changed: make(chan struct{}, 1), ask: make(chan struct{}, 1), put: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 	}
-	if a.metrics, err = newMetrics(deps.Metrics, a.State); err != nil {
+	if a.metrics, err = state.NewCounters(deps.Metrics, a.State); err != nil {
 		return nil, err
 	}
 	a.core = newCore(sched, &cfg, a.metrics)

@@ -1,4 +1,4 @@
-package agent
+package state
 
 import (
 	"errors"
@@ -6,31 +6,32 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"penstock/agent/state"
 	"penstock/reason"
 	"penstock/scheduler"
 )
 
-type metrics struct {
+// Counters are what an agent counts. They are safe for concurrent use.
+type Counters struct {
+	Sent      prometheus.Counter   // connections of running requests closed on purpose
+	Freed     prometheus.Counter   // of them, seen to leave the engine
+	Suspended prometheus.Histogram // how long heads were given back for, in seconds
+
 	decisions [scheduler.Drop + 1][256]prometheus.Counter // by Reason; nil where the pair is not expected
 	rare      *prometheus.CounterVec                      // the vector behind decisions
 	attempts  *prometheus.CounterVec
-	suspended prometheus.Histogram
-	sent      prometheus.Counter // connections closed on purpose
-	released  prometheus.Counter // of them, seen to leave the engine
 }
 
-// newMetrics registers with reg, which carries the label node, and reads the
-// gauges from look at every scrape.
-func newMetrics(reg prometheus.Registerer, look func(now time.Time) state.State) (*metrics, error) {
-	m := &metrics{
+// NewCounters registers with reg, which carries the label node, together with the
+// Gauges of look.
+func NewCounters(reg prometheus.Registerer, look func(now time.Time) State) (*Counters, error) {
+	m := &Counters{
 		rare: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "penstock_decisions_total", Help: "What delivered heads were told, and why.",
 		}, []string{"action", "reason"}),
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "penstock_attempts_total", Help: "Attempts to run a request here by how they ended, claims that were refused included.",
 		}, []string{"reason"}),
-		suspended: prometheus.NewHistogram(prometheus.HistogramOpts{
+		Suspended: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "penstock_suspend_seconds", Help: "How long heads were given back for.",
 			Buckets: []float64{.05, .1, .2, .4, .8, 1.6, 3.2, 6.4, 12.8},
 		}),
@@ -39,7 +40,7 @@ func newMetrics(reg prometheus.Registerer, look func(now time.Time) state.State)
 		Name: "penstock_engine_aborts_total",
 		Help: "Running requests whose connection was closed on purpose (sent), and those the engine's gauges showed to be gone (freed).",
 	}, []string{"event"})
-	m.sent, m.released = aborts.WithLabelValues("sent"), aborts.WithLabelValues("freed")
+	m.Sent, m.Freed = aborts.WithLabelValues("sent"), aborts.WithLabelValues("freed")
 	for _, r := range reason.All() {
 		for a := scheduler.Start; a <= scheduler.Drop; a++ {
 			if expected(a, r) {
@@ -51,8 +52,8 @@ func newMetrics(reg prometheus.Registerer, look func(now time.Time) state.State)
 		}
 	}
 	return m, errors.Join(
-		reg.Register(m.rare), reg.Register(m.attempts), reg.Register(m.suspended),
-		reg.Register(aborts), reg.Register(state.NewGauges(look)),
+		reg.Register(m.rare), reg.Register(m.attempts), reg.Register(m.Suspended),
+		reg.Register(aborts), reg.Register(NewGauges(look)),
 	)
 }
 
@@ -69,7 +70,8 @@ func expected(a scheduler.Action, r reason.Reason) bool {
 	return r >= reason.KVHigh && r < reason.Stale
 }
 
-func (m *metrics) decided(v scheduler.Verdict) {
+// Decided counts what a head was told.
+func (m *Counters) Decided(v scheduler.Verdict) {
 	if int(v.Action) < len(m.decisions) && m.decisions[v.Action][v.Reason] != nil {
 		m.decisions[v.Action][v.Reason].Inc()
 		return
@@ -77,6 +79,5 @@ func (m *metrics) decided(v scheduler.Verdict) {
 	m.rare.WithLabelValues(v.Action.String(), v.Reason.String()).Inc()
 }
 
-func (m *metrics) ended(r reason.Reason) { m.attempts.WithLabelValues(r.String()).Inc() }
-
-func (m *metrics) freed(n int) { m.released.Add(float64(n)) }
+// Ended counts how an attempt ended.
+func (m *Counters) Ended(r reason.Reason) { m.attempts.WithLabelValues(r.String()).Inc() }
