@@ -8,23 +8,27 @@ import (
 // sweepMost bounds the buckets one Sweep looks at, about 1 ms.
 const sweepMost = 10_000
 
+// sliceScope keeps slices' names apart from those of limits.
+const sliceScope = "slice"
+
 // id names a bucket. Limits that count otherwise are other buckets, so that a changed
 // policy does not read one as the other; a changed rate is taken over as it is.
 type id struct {
+	scope  string
 	name   string
 	unit   Unit
 	window int64 // length in ms; 0 = leaky
 }
 
 func (l *Limit) id() id {
-	k := id{name: l.Bucket, unit: l.Unit}
+	k := id{scope: l.Scope, name: l.Bucket, unit: l.Unit}
 	if l.Window {
 		k.window = l.Per.Milliseconds()
 	}
 	return k
 }
 
-func (l *Limit) slice() id { return id{name: l.Slice, unit: l.Unit} }
+func (l *Limit) slice() id { return id{scope: sliceScope, name: l.Slice, unit: l.Unit} }
 
 // bucket is one level. Of a window it is what was taken in the window that began at
 // start, and nothing else is used.

@@ -19,6 +19,7 @@ import (
 	"penstock/fleet"
 	"penstock/gateway"
 	queuememory "penstock/queue/memory"
+	"penstock/registry"
 	registrymemory "penstock/registry/memory"
 	responsememory "penstock/response/memory"
 )
@@ -87,6 +88,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		s.agents = append(s.agents, node)
 	}
 	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency, opts.tiers))
+	metrics.MustRegister(registry.QuotaMetrics(s.records.Quota)...)
 	cfg := gateway.DefaultConfig()
 	cfg.Listen = s.listener.Addr().String()
 	opts.door(&cfg)

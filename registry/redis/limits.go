@@ -20,17 +20,18 @@ func limitArgs(args []any, limits []quota.Limit) []any {
 			kind = "w"
 		}
 		if l.Own > 0 {
-			slice = bucketID(l, l.Slice)
+			slice = bucketID(l, "slice", l.Slice)
 		}
-		args = append(args, bucketID(l, l.Bucket), unit, l.Amount, l.Per.Milliseconds(), kind, l.Own, slice)
+		args = append(args, bucketID(l, l.Scope, l.Bucket), unit, l.Amount, l.Per.Milliseconds(), kind, l.Own, slice)
 	}
 	return args
 }
 
 // bucketID is 22 characters whatever the name holds. Limits that count otherwise have
 // other buckets, as in package quota.
-func bucketID(l *quota.Limit, name string) string {
+func bucketID(l *quota.Limit, scope, name string) string {
 	text := append(make([]byte, 0, 128), l.Unit.String()...)
+	text = append(append(append(text, 0), scope...), 0)
 	if l.Window {
 		text = strconv.AppendInt(text, l.Per.Milliseconds(), 10)
 	}
