@@ -29,7 +29,7 @@ func TestFollow(t *testing.T) {
 				asked++
 				return list, fails
 			},
-			Probe:  func(context.Context, string) error { return errors.New("not now") },
+			Probe: func(context.Context, string) error { return errors.New("not now") },
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		wake, done := make(chan struct{}), make(chan error)
