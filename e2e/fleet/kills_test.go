@@ -163,6 +163,7 @@ func (f *fleet) serving(t *testing.T, l *load, name string) (first, same time.Du
 	for g, gateway := range f.gateways {
 		for m, model := range []string{alpha, beta} {
 			served := make(chan int, lanes)
+			var refused []string // of the first lane; read once it is served
 			try := func(lane int) {
 				for i := 0; time.Since(began) < within; i++ {
 					r := send(context.Background(), gateway, ask{
@@ -173,6 +174,9 @@ func (f *fleet) serving(t *testing.T, l *load, name string) (first, same time.Du
 					if r.status == http.StatusOK && r.code == "" && r.broken == nil {
 						served <- lane
 						return
+					}
+					if what := fmt.Sprint(r.status, " ", r.code); lane == 0 && (len(refused) == 0 || refused[len(refused)-1] != what) {
+						refused = append(refused, what)
 					}
 					time.Sleep(50 * time.Millisecond)
 				}
@@ -194,8 +198,12 @@ func (f *fleet) serving(t *testing.T, l *load, name string) (first, same time.Du
 							first = max(first, time.Since(began))
 						}
 						if lane == 0 {
-							same = max(same, time.Since(began))
+							took := time.Since(began)
+							same = max(same, took)
 							mu.Unlock()
+							if took > 5*time.Second {
+								t.Logf("%s, %s: the first lane was served after %v, and refused with %q before", gateway.name, model, took.Round(time.Millisecond), refused)
+							}
 							return
 						}
 						mu.Unlock()
