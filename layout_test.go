@@ -76,7 +76,7 @@ var allowed = map[string][]string{
 	"gateway/openai": {},
 	"gateway/direct": {"proto/penstock/v1"},
 	"gateway": {
-		"gateway/openai", "admin", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
+		"gateway/openai", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "scheduler", "scraper", "vllm"},

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -65,6 +66,21 @@ func (t *Tiers) String() string {
 	}
 	return "[" + strings.Join(each, ", ") + "]"
 }
+
+// Names are those of the tiers, in order; without any there is "default".
+func (t *Tiers) Names() []string {
+	if len(*t) == 0 {
+		return []string{"default"}
+	}
+	names := make([]string, len(*t))
+	for i := range *t {
+		names[i] = (*t)[i].Name
+	}
+	return names
+}
+
+// Place is that of a tier by name, -1 = there is none.
+func (t *Tiers) Place(name string) int { return slices.Index(t.Names(), name) }
 
 // Type is the word for the value in a command's help.
 func (t *Tiers) Type() string { return "list" }

@@ -14,6 +14,7 @@ import (
 
 	"penstock/gateway/openai"
 	"penstock/lane"
+	"penstock/policy"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
@@ -29,19 +30,21 @@ type exchange struct {
 	r       *http.Request
 	arrived time.Time
 
-	id, label, tenant string
-	tier              string
-	tierPlace         int    // in Config.Tiers
-	path              string // of the API
-	request           openai.Request
-	limits            limits
-	ahead             int           // requests ahead of it when it came
-	wait              time.Duration // and how long they were to take
-	known             bool          // the directory knows the model
-	queued            bool          // it was put into its lane
-	told              *refusal      // how it was refused or failed; nil = it was not, or in the engine's words
-	waiter            *waiter
-	relay             relay
+	id, label string
+	policy    *policy.Policy // as it was when the request came
+	who       policy.Tenant
+	asked     string // the model as the client named it
+	class     policy.Decision
+	path      string // of the API
+	request   openai.Request
+	limits    limits
+	ahead     int           // requests ahead of it when it came
+	wait      time.Duration // and how long they were to take
+	known     bool          // the directory knows the model
+	queued    bool          // it was put into its lane
+	told      *refusal      // how it was refused or failed; nil = it was not, or in the engine's words
+	waiter    *waiter
+	relay     relay
 }
 
 // newID is 128 random bits, 32 hex digits.
@@ -53,7 +56,8 @@ func newID() string {
 
 // infer serves one request for a model.
 func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind string) {
-	x := &exchange{g: g, w: w, rc: http.NewResponseController(w), r: r, arrived: time.Now(), id: newID()}
+	x := &exchange{g: g, w: w, rc: http.NewResponseController(w), r: r, arrived: time.Now(), id: newID(), policy: g.policy.Load()}
+	x.class.Lane = lane.Key{Tier: x.policy.DefaultTier(), Type: kind}
 	x.path, x.request.Kind = path, kind
 	if x.label = label(r.Header.Get("X-Request-Id")); x.label == "" {
 		x.label = x.id
@@ -117,16 +121,10 @@ func (x *exchange) accept(open int) *refusal {
 		return &refusal{reason: reason.RecordStoreAway}
 	}
 	var ok bool
-	if x.tenant, ok = cfg.tenantOf(h.Get("Authorization")); !ok {
+	if x.who, ok = x.policy.Who(h.Get("Authorization")); !ok {
 		return &refusal{reason: reason.NoKey}
 	}
-	var wrong string
-	if x.tierPlace, x.tier, wrong = cfg.tierOf(h); wrong != "" {
-		return &refusal{reason: reason.BadRequest, detail: wrong}
-	}
-	if x.limits, wrong = parseLimits(h, cfg, x.tierPlace); wrong != "" {
-		return &refusal{reason: reason.BadRequest, detail: wrong}
-	}
+	x.class.Lane.Tenant = x.who.Name
 	body, f := x.body()
 	if f != nil {
 		return f
@@ -135,6 +133,13 @@ func (x *exchange) accept(open int) *refusal {
 	var bad *openai.Fault
 	if x.request, bad = openai.Parse(x.request.Kind, body); bad != nil {
 		return &refusal{reason: reason.BadRequest, param: bad.Param, detail: bad.Message}
+	}
+	if f := x.classify(); f != nil {
+		return f
+	}
+	var wrong string
+	if x.limits, wrong = parseLimits(h, x.ownLimits(), x.maxDeadline()); wrong != "" {
+		return &refusal{reason: reason.BadRequest, detail: wrong}
 	}
 	return nil
 }
@@ -175,7 +180,7 @@ func (x *exchange) queue() *refusal {
 	var known []registry.Engine
 	var unknown bool
 	err := x.persist(x.r.Context(), func() (err error) {
-		known, unknown, err = g.directory.known(x.r.Context(), p.Model)
+		known, unknown, err = g.directory.known(x.r.Context(), p.Model, x.class.Lane.Pool)
 		return err
 	})
 	if err != nil {
@@ -183,18 +188,18 @@ func (x *exchange) queue() *refusal {
 		return &refusal{reason: reason.RecordStoreAway, model: p.Model}
 	}
 	if unknown {
-		return &refusal{reason: reason.UnknownModel, model: p.Model, param: "model"}
+		return &refusal{reason: reason.UnknownModel, model: x.asked, param: "model"}
 	}
 	x.known = len(known) > 0 && len(known[0].Models) > 0
-	key := x.lane()
-	prompt, output := g.prices.quote(x.tenant, p)
+	key := x.class.Lane
+	prompt, output := g.prices.quote(x.who.Name, p)
 	now := time.Now()
-	drain, firstToken := g.directory.drain(p.Model, known, now)
+	drain, firstToken := g.directory.drain(p.Model, key.Pool, known, now)
 	if drain.Engines == 0 {
-		return g.noEngine(p.Model, known, now)
+		return g.noEngine(p.Model, key.Pool, known, now)
 	}
-	if g.directory.relieved(p.Model, x.tierPlace, now) {
-		x.limits.relieve(g.cfg.MaxDeadline)
+	if g.directory.relieved(p.Model, x.class.Tier, now) {
+		x.limits.relieve(x.maxDeadline())
 	}
 	m := &queue.Message{
 		Version: queue.Version, ID: x.id, Lane: key, Path: x.path,
@@ -203,47 +208,43 @@ func (x *exchange) queue() *refusal {
 		PromptTokens: prompt, SafePrompt: p.Longest, ExpectedOut: output, MaxTokens: p.MaxTokens, Sequences: p.Sequences,
 		Stream: p.Stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.Body,
 	}
-	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
-	defer cancel()
-	var admitted registry.Admission
 	limit := x.limits.door(firstToken)
 	if g.cfg.RefuseLaw == LawWatermark {
-		if f := g.directory.water(p.Model, x.id, now); f != nil {
+		if f := g.directory.water(p.Model, key.Pool, x.id, now); f != nil {
 			return f
 		}
 		limit = g.cfg.MaxDeadline // no predicted start is too late
 	}
-	err = x.persist(ctx, func() (err error) {
-		admitted, err = g.deps.Records.Open(ctx, registry.Request{
-			ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
-			Tokens: m.Tokens(), Bytes: len(p.Body), Limit: limit, Fingerprint: fingerprint(key, x.path, p.Body),
-		}, drain)
-		return err
-	})
+	ask := registry.Request{
+		ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
+		Tokens: m.Tokens(), Bytes: len(p.Body), Limit: limit, Fingerprint: fingerprint(key, x.path, p.Body), Limits: x.held(),
+	}
+	admitted, err := x.open(ask, drain)
 	if err != nil {
 		return x.notQueued(err, reason.RecordStoreAway)
+	}
+	showLimits(x.w.Header(), ask.Limits, &admitted.Quota)
+	if admitted.Quota.Refused {
+		return limited(&ask, &admitted)
 	}
 	if admitted.Reason != reason.OK {
 		return &refusal{reason: admitted.Reason, model: p.Model, ahead: admitted.Ahead, wait: admitted.Wait, limit: limit, retry: admitted.RetryAfter}
 	}
 	m.Shard, x.ahead, x.wait = admitted.Shard, admitted.Ahead, admitted.Wait
+	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
+	defer cancel()
 	if err := g.deps.Publish(ctx, m); err != nil {
 		return x.notQueued(err, reason.BrokerAway)
 	}
 	return nil
 }
 
-// lane is where the request waits.
-func (x *exchange) lane() lane.Key {
-	return lane.Key{Tier: x.tier, Type: x.request.Kind, Model: x.request.Model, Tenant: x.tenant}
-}
-
 // persist repeats a call while the store does not answer: it may only be slow for a
-// moment, and knows an id that it has opened.
+// moment, and knows an id that it has opened. One that stays away is not waited for.
 func (x *exchange) persist(ctx context.Context, call func() error) error {
 	for last := time.Now().Add(storePatience); ; {
 		err := call()
-		if !errors.Is(err, registry.ErrAway) || time.Now().After(last) {
+		if !errors.Is(err, registry.ErrAway) || x.g.outage.lasts() || time.Now().After(last) {
 			return err
 		}
 		select {

@@ -29,11 +29,7 @@ type Config struct {
 	// request, or LawWatermark, by the engines' gauges alone.
 	RefuseLaw string
 
-	Tiers       []Tier // classes of requests, first goes first; none = one, "default"
-	DefaultTier string // of requests whose x-penstock-tier names none; "" = the last
-
-	SaturatedStatus int   // 429 or 503, for "all engines are busy"
-	Keys            *Keys // nil = no authentication, one tenant "default"
+	SaturatedStatus int // 429 or 503, for "all engines are busy"
 }
 
 // The values of Config.RefuseLaw.
@@ -96,9 +92,6 @@ func (c *Config) Validate() error {
 	}
 	if c.RefuseLaw != LawRate && c.RefuseLaw != LawWatermark {
 		return fmt.Errorf("gateway: refuse.law is %q: set it to %s or %s", c.RefuseLaw, LawRate, LawWatermark)
-	}
-	if err := c.validateTiers(); err != nil {
-		return err
 	}
 	if c.SaturatedStatus != http.StatusTooManyRequests && c.SaturatedStatus != http.StatusServiceUnavailable {
 		return fmt.Errorf("gateway: refuse.saturated is %d: set it to 429 or 503", c.SaturatedStatus)

@@ -17,7 +17,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		name = x.request.Model
 	}
 	end := outcomeOf(why)
-	model := g.metrics.model(name, x.tierPlace)
+	model := g.metrics.model(name, x.class.Lane.Tier)
 	model.requests[end].Inc()
 	if end != succeeded && end != aborted {
 		g.metrics.refused(status, why)
@@ -26,7 +26,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		x.remember(now, status, end, why)
 	}
 	if why == reason.Finished && used.Known {
-		g.prices.learn(x.tenant, &x.request, used)
+		g.prices.learn(x.who.Name, &x.request, used)
 	}
 	var ttft time.Duration
 	if !v.first.IsZero() {
@@ -52,10 +52,9 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	if !g.deps.Log.Enabled(ctx, level) {
 		return
 	}
-	key := x.lane()
 	g.deps.Log.LogAttrs(ctx, level, "request finished",
-		slog.String("id", x.id), slog.String("label", x.label), slog.String("tenant", x.tenant),
-		slog.String("lane", key.String()), slog.String("node", v.node), slog.Int("attempts", v.tries),
+		slog.String("id", x.id), slog.String("label", x.label), slog.String("tenant", x.who.Name),
+		slog.String("lane", x.class.Lane.String()), slog.String("node", v.node), slog.Int("attempts", v.tries),
 		slog.Int64("queue_ms", v.inQueue.Milliseconds()), slog.Int64("ttft_ms", ttft.Milliseconds()),
 		slog.Int64("total_ms", now.Sub(x.arrived).Milliseconds()),
 		slog.Int("tokens_in", used.Prompt), slog.Int("tokens_out", used.Output),

@@ -19,6 +19,7 @@ import (
 	"penstock/cost"
 	"penstock/fleet"
 	"penstock/gateway/openai"
+	"penstock/policy"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
@@ -57,6 +58,8 @@ type Deps struct {
 	// Direct tells the agent at address alone, where it is known who runs the request;
 	// "" = its address is not. It does not wait. Optional.
 	Direct func(address, id string)
+	// Policy is who may do what until SetPolicy; nil = policy.Default.
+	Policy *policy.Policy
 	// Rows returns the engines' rows; optional.
 	Rows func() []fleet.Row
 	// Cause says on one line why an engine takes no work, where more is known than the
@@ -75,6 +78,7 @@ type Gateway struct {
 	waiters   *waiters
 	journal   journal
 	metrics   *metrics
+	policy    atomic.Pointer[policy.Policy]
 	mux       *http.ServeMux
 	reply     string // this incarnation's mailbox address
 	started   time.Time
@@ -83,7 +87,8 @@ type Gateway struct {
 
 	warned sync.Map // call to time.Time of its last warning; a few fixed keys
 
-	late chan lateCancel
+	late   chan lateCancel
+	outage outage
 
 	open     atomic.Int64  // requests between arrival and outcome
 	empty    chan struct{} // size 1: open fell to 0 while draining
@@ -111,7 +116,10 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
-	m, err := newMetrics(deps.Metrics, &cfg)
+	if deps.Policy == nil {
+		deps.Policy = policy.Default(nil, "")
+	}
+	m, err := newMetrics(deps.Metrics, &cfg, deps.Policy.TierNames())
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
@@ -126,6 +134,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		empty:     make(chan struct{}, 1),
 		late:      make(chan lateCancel, lateCancels),
 	}
+	g.policy.Store(deps.Policy)
 	state := "closed"
 	g.mailState.Store(&state)
 	g.mailbox = sync.OnceValues(g.openMailbox)

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"fmt"
-	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -13,6 +12,8 @@ const (
 	maxLabel   = 128 // bytes of a client's x-request-id
 	sdkPart    = 0.8 // part of an SDK's own timeout that may be spent waiting for a start
 	leastStart = 250 * time.Millisecond
+
+	longestTTFT = 600 * time.Second // that a client may name
 )
 
 // limits are the times one request must meet.
@@ -20,24 +21,25 @@ type limits struct {
 	deadline      time.Duration // from arrival to start
 	deadlineNamed bool          // by x-penstock-start-timeout-ms
 	patience      time.Duration // what an SDK's or proxy's own timeout leaves for it; 0 = it says none
+	idle          bool          // that timeout starts anew with every byte
 	relieved      bool          // the deadline is longer because its tier has relief
 	ttft          time.Duration
 	ttftNamed     bool
 	tpot          time.Duration
 }
 
-// parseLimits reads the headers that name times. wrong names a header with a bad
+// parseLimits reads the headers that name times; l are the limits of a request that
+// names none, most is the longest start deadline. wrong names a header with a bad
 // value, the value and the fix: a typo must not turn into a default silently.
-func parseLimits(h http.Header, cfg *Config, tier int) (l limits, wrong string) {
-	l = cfg.ofTier(tier)
+func parseLimits(h http.Header, l limits, most time.Duration) (_ limits, wrong string) {
 	own := []struct {
 		header string
 		most   time.Duration
 		into   *time.Duration
 		named  *bool
 	}{
-		{"X-Penstock-Start-Timeout-Ms", cfg.MaxDeadline, &l.deadline, &l.deadlineNamed},
-		{"X-Slo-Ttft-Ms", cfg.MaxDeadline, &l.ttft, &l.ttftNamed},
+		{"X-Penstock-Start-Timeout-Ms", most, &l.deadline, &l.deadlineNamed},
+		{"X-Slo-Ttft-Ms", longestTTFT, &l.ttft, &l.ttftNamed},
 		{"X-Slo-Tpot-Ms", time.Minute, &l.tpot, new(bool)},
 	}
 	for _, o := range own {
@@ -52,40 +54,67 @@ func parseLimits(h http.Header, cfg *Config, tier int) (l limits, wrong string) 
 		*o.into, *o.named = time.Duration(ms*float64(time.Millisecond)), true
 	}
 	// What an SDK or proxy says about its own patience may only shorten the wait.
-	for _, header := range []string{"X-Request-Timeout", "X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
-		value := h.Get(header)
+	for _, p := range patiences {
+		value := h.Get(p.header)
 		if value == "" {
 			continue
 		}
-		patience, ok := parseTimeout(strings.TrimSpace(value))
+		patience, ok := parseTimeout(strings.TrimSpace(value), p.unit)
 		if !ok {
-			return l, fmt.Sprintf("The header %s is %q. Send seconds (\"6\"), or a number with a unit (\"6s\", \"6000ms\").", strings.ToLower(header), cut(value))
-		}
-		if patience > 0 { // one SDK rounds a timeout under 1 s down to 0
-			part := max(time.Duration(sdkPart*float64(patience)), time.Millisecond)
-			if l.patience == 0 || part < l.patience {
-				l.patience = part
+			fix := "Send seconds (\"6\"), or a number with a unit (\"6s\", \"6000ms\"), at most a year."
+			if p.unit == time.Millisecond {
+				fix = "Send milliseconds (\"6000\"), at most a year."
 			}
-			l.deadline = min(l.deadline, part)
+			return l, fmt.Sprintf("The header %s is %q. %s", strings.ToLower(p.header), cut(value), fix)
+		}
+		if patience == 0 { // one SDK rounds a timeout under 1 s down to 0
+			continue
+		}
+		part := max(time.Duration(sdkPart*float64(patience)), time.Millisecond)
+		l.deadline = min(l.deadline, part)
+		if l.patience == 0 || part < l.patience {
+			l.patience, l.idle = part, p.idle
 		}
 	}
 	return l, ""
 }
 
-// parseTimeout reads "6", "6.5" (seconds), "6s" or "6000ms". Anything above a year
-// is cut to it, since such a value only means "no limit".
-func parseTimeout(s string) (time.Duration, bool) {
-	unit := float64(time.Second)
+// patiences are the headers by which clients and proxies say how long they wait.
+var patiences = []struct {
+	header string
+	unit   time.Duration // of a bare number
+	idle   bool          // it counts from byte to byte: a stream needs its first one in time
+}{
+	{"X-Request-Timeout", time.Second, false},
+	{"X-Stainless-Read-Timeout", time.Second, true},
+	{"X-Stainless-Timeout", time.Second, true}, // until the headers come
+	{"X-Envoy-Expected-Rq-Timeout-Ms", time.Millisecond, false},
+}
+
+// fit leaves the time for the answer itself out of what the client's patience is for
+// waiting. It reports false where nothing is left: not even an idle engine would answer
+// in time.
+func (l *limits) fit(inference time.Duration) bool {
+	if l.patience == 0 {
+		return true
+	}
+	left := l.patience - inference
+	l.deadline = min(l.deadline, max(left, time.Millisecond))
+	return left > 0
+}
+
+// parseTimeout reads "6", "6.5" (of unit), "6s" or "6000ms", up to a year.
+func parseTimeout(s string, unit time.Duration) (time.Duration, bool) {
 	if number, ok := strings.CutSuffix(s, "ms"); ok {
-		s, unit = number, float64(time.Millisecond)
-	} else {
-		s = strings.TrimSuffix(s, "s")
+		s, unit = number, time.Millisecond
+	} else if number, ok := strings.CutSuffix(s, "s"); ok {
+		s, unit = number, time.Second
 	}
 	n, err := strconv.ParseFloat(s, 64)
-	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) || n < 0 {
+	if err != nil || !(n >= 0 && n*float64(unit) <= float64(365*24*time.Hour)) {
 		return 0, false
 	}
-	return time.Duration(min(n*unit, float64(365*24*time.Hour))), true
+	return time.Duration(n * float64(unit)), true
 }
 
 // door is the longest predicted wait that is worth a place in the queue: what the

@@ -35,20 +35,24 @@ func TestLimits(t *testing.T) {
 		{"X-Request-Timeout", "6", with(func(l *limits) { l.deadline = 4800 * time.Millisecond }), ""},
 		{"X-Request-Timeout", "6s", with(func(l *limits) { l.deadline = 4800 * time.Millisecond }), ""},
 		{"X-Request-Timeout", "6000ms", with(func(l *limits) { l.deadline = 4800 * time.Millisecond }), ""},
-		{"X-Request-Timeout", "soon", base, `The header x-request-timeout is "soon". Send seconds ("6"), or a number with a unit ("6s", "6000ms").`},
-		{"X-Request-Timeout", "-6", base, `The header x-request-timeout is "-6". Send seconds ("6"), or a number with a unit ("6s", "6000ms").`},
-		{"X-Request-Timeout", "nan", base, `The header x-request-timeout is "nan". Send seconds ("6"), or a number with a unit ("6s", "6000ms").`},
+		{"X-Request-Timeout", "soon", base, `The header x-request-timeout is "soon". Send seconds ("6"), or a number with a unit ("6s", "6000ms"), at most a year.`},
+		{"X-Request-Timeout", "-6", base, `The header x-request-timeout is "-6". Send seconds ("6"), or a number with a unit ("6s", "6000ms"), at most a year.`},
+		{"X-Request-Timeout", "nan", base, `The header x-request-timeout is "nan". Send seconds ("6"), or a number with a unit ("6s", "6000ms"), at most a year.`},
 		{"X-Stainless-Read-Timeout", "600.0", base, ""}, // the SDK's default must not lengthen the wait
 		{"X-Stainless-Read-Timeout", "5", with(func(l *limits) { l.deadline = 4 * time.Second }), ""},
-		{"X-Stainless-Read-Timeout", "1e300", base, ""},
+		{"X-Stainless-Read-Timeout", "1e300", base, `The header x-stainless-read-timeout is "1e300". Send seconds ("6"), or a number with a unit ("6s", "6000ms"), at most a year.`},
+		{"X-Request-Timeout", "1000000h", base, `The header x-request-timeout is "1000000h". Send seconds ("6"), or a number with a unit ("6s", "6000ms"), at most a year.`},
+		{"X-Request-Timeout", "Inf", base, `The header x-request-timeout is "Inf". Send seconds ("6"), or a number with a unit ("6s", "6000ms"), at most a year.`},
+		{"X-Envoy-Expected-Rq-Timeout-Ms", "5000", with(func(l *limits) { l.deadline = 4 * time.Second }), ""},
+		{"X-Envoy-Expected-Rq-Timeout-Ms", "-1", base, `The header x-envoy-expected-rq-timeout-ms is "-1". Send milliseconds ("6000"), at most a year.`},
 		{"X-Stainless-Timeout", "10", with(func(l *limits) { l.deadline = 8 * time.Second }), ""},
 		{"X-Stainless-Timeout", "0", base, ""},
 	} {
 		t.Run(c.header+" "+c.value, func(t *testing.T) {
 			h := http.Header{}
 			h.Set(c.header, c.value)
-			got, bad := parseLimits(h, &cfg, 0)
-			got.patience = 0 // only its effect
+			got, bad := parseLimits(h, base, cfg.MaxDeadline)
+			got.patience, got.idle = 0, false // only their effect
 			if bad != "" || c.fault != "" {
 				if bad != c.fault {
 					t.Errorf("fault %q, want %q", bad, c.fault)
@@ -101,9 +105,10 @@ func FuzzHeaders(f *testing.F) {
 		f.Add(seed)
 	}
 	cfg := DefaultConfig()
+	own := limits{deadline: cfg.Deadline, ttft: cfg.SLOTTFT, tpot: cfg.SLOTPOT}
 	f.Fuzz(func(t *testing.T, value string) {
-		for _, name := range []string{"X-Penstock-Start-Timeout-Ms", "X-Slo-Ttft-Ms", "X-Slo-Tpot-Ms", "X-Request-Timeout", "X-Stainless-Timeout"} {
-			l, bad := parseLimits(http.Header{name: {value}}, &cfg, 0)
+		for _, name := range []string{"X-Penstock-Start-Timeout-Ms", "X-Slo-Ttft-Ms", "X-Slo-Tpot-Ms", "X-Request-Timeout", "X-Stainless-Timeout", "X-Envoy-Expected-Rq-Timeout-Ms"} {
+			l, bad := parseLimits(http.Header{name: {value}}, own, cfg.MaxDeadline)
 			if bad != "" {
 				continue
 			}

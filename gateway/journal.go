@@ -111,7 +111,7 @@ func (j *journal) show(now time.Time) (byReason []Failures, refused, failed []Fa
 // remember writes a request that got no whole answer into the journal.
 func (x *exchange) remember(now time.Time, status int, end outcome, why reason.Reason) {
 	f := Failure{
-		At: now, ID: x.id, Tenant: x.tenant, Model: x.request.Model, Node: x.relay.node, Attempts: x.relay.tries,
+		At: now, ID: x.id, Tenant: x.who.Name, Model: x.request.Model, Node: x.relay.node, Attempts: x.relay.tries,
 		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(),
 	}
 	if x.label != x.id {

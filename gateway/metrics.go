@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"slices"
 	"strconv"
 	"sync"
 
@@ -42,9 +43,9 @@ type metrics struct {
 	aborts   *prometheus.CounterVec
 	open     prometheus.Gauge
 
-	tiers  []string
 	mu     sync.Mutex
-	models map[string][]modelMetrics // by tier; guarded by mu; at most maxModels and "other"
+	tiers  []string                            // all there have been, at most maxTiers; guarded by mu
+	models map[string]map[string]*modelMetrics // by model and tier; guarded by mu; at most maxModels and "other"
 }
 
 // modelMetrics are the children of one model and tier, resolved once.
@@ -53,7 +54,7 @@ type modelMetrics struct {
 	service  prometheus.Observer
 }
 
-func newMetrics(reg prometheus.Registerer, cfg *Config) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer, cfg *Config, tiers []string) (*metrics, error) {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_requests_total", Help: "Finished requests by outcome."}, []string{"tier", "model", "outcome"}),
 		queued:   prometheus.NewHistogram(prometheus.HistogramOpts{Name: "penstock_queue_seconds", Help: "From the request's arrival to its start on an engine.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 18)}),
@@ -63,8 +64,7 @@ func newMetrics(reg prometheus.Registerer, cfg *Config) (*metrics, error) {
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_refusals_total", Help: "Requests that ended without an answer, by status and reason."}, []string{"status", "reason"}),
 		aborts:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_aborts_total", Help: "Requests whose client went away, by how far they were and what the cancel found."}, []string{"stage", "outcome"}),
 		open:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_open_requests", Help: "Requests a client waits for now."}),
-		tiers:    cfg.tierNames(),
-		models:   map[string][]modelMetrics{},
+		models:   map[string]map[string]*modelMetrics{},
 	}
 	for why := range rules {
 		r := cfg.rule(&refusal{reason: why})
@@ -75,7 +75,8 @@ func newMetrics(reg prometheus.Registerer, cfg *Config) (*metrics, error) {
 			m.aborts.WithLabelValues(stageName(stage), found)
 		}
 	}
-	m.model(otherModel, 0)
+	m.models[otherModel] = map[string]*modelMetrics{}
+	m.addTiers(tiers)
 	for _, c := range []prometheus.Collector{m.requests, m.queued, m.ttft, m.tpot, m.service, m.refusals, m.aborts, m.open} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
@@ -84,29 +85,58 @@ func newMetrics(reg prometheus.Registerer, cfg *Config) (*metrics, error) {
 	return m, nil
 }
 
-// otherModel stands for models no engine is known for.
+// otherModel stands for models no engine is known for, and for tiers beyond maxTiers.
 const otherModel = "other"
+
+// maxTiers bounds the tier label over all policies there have been since the start.
+const maxTiers = 64
+
+// addTiers makes the series of tiers, for all models there are and will be.
+func (m *metrics) addTiers(names []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, tier := range names {
+		if slices.Contains(m.tiers, tier) || len(m.tiers) >= maxTiers {
+			continue
+		}
+		m.tiers = append(m.tiers, tier)
+		for model, byTier := range m.models {
+			byTier[tier] = m.series(tier, model)
+		}
+	}
+}
 
 // model returns a tier's children for a model the directory knows; callers pass
 // otherModel for any other name, which a client may have made up.
-func (m *metrics) model(name string, tier int) *modelMetrics {
+func (m *metrics) model(name, tier string) *modelMetrics {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if mm := m.models[name]; mm != nil {
-		return &mm[tier]
-	}
-	if len(m.models) > maxModels {
-		return &m.models[otherModel][tier]
-	}
-	all := make([]modelMetrics, len(m.tiers))
-	for i, t := range m.tiers {
-		all[i] = modelMetrics{requests: map[outcome]prometheus.Counter{}, service: m.service.WithLabelValues(t, name)}
-		for _, o := range []outcome{succeeded, rejected, refused, expired, failed, aborted} {
-			all[i].requests[o] = m.requests.WithLabelValues(t, name, string(o))
+	byTier := m.models[name]
+	if byTier == nil && len(m.models) > maxModels {
+		byTier = m.models[otherModel]
+	} else if byTier == nil {
+		byTier = map[string]*modelMetrics{}
+		for _, t := range m.tiers {
+			byTier[t] = m.series(t, name)
 		}
+		m.models[name] = byTier
 	}
-	m.models[name] = all
-	return &all[tier]
+	if mm := byTier[tier]; mm != nil {
+		return mm
+	}
+	if byTier[otherModel] == nil {
+		byTier[otherModel] = m.series(otherModel, name)
+	}
+	return byTier[otherModel]
+}
+
+// series makes the children of one tier and model.
+func (m *metrics) series(tier, model string) *modelMetrics {
+	mm := &modelMetrics{requests: map[outcome]prometheus.Counter{}, service: m.service.WithLabelValues(tier, model)}
+	for _, o := range []outcome{succeeded, rejected, refused, expired, failed, aborted} {
+		mm.requests[o] = m.requests.WithLabelValues(tier, model, string(o))
+	}
+	return mm
 }
 
 // refused counts a request that ended without an answer.

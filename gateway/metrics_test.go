@@ -46,8 +46,8 @@ func TestMetrics(t *testing.T) {
 		}
 		before := testutil.CollectAndCount(s.g.metrics.requests)
 		for i := range 3 * maxModels {
-			s.g.metrics.model(newID()[:i%32+1], 0)
-			s.g.metrics.model(newID(), 0)
+			s.g.metrics.model(newID()[:i%32+1], "default")
+			s.g.metrics.model(newID(), "default")
 		}
 		if got := testutil.CollectAndCount(s.g.metrics.requests); got > before+maxModels*6 {
 			t.Errorf("%d series, want the model label bounded", got)

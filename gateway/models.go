@@ -101,37 +101,59 @@ func (d *directory) address(node string) string {
 	return ""
 }
 
-// known returns the engines that serve model, live or lately seen. Where none does,
+// known returns the engines that serve model and are of pool, "" for any, live or lately seen. Where none does,
 // it returns those that may, since they have not said what they serve, and whether
 // the model is certainly not served here.
-func (d *directory) known(ctx context.Context, model string) (engines []registry.Engine, unknown bool, err error) {
+func (d *directory) known(ctx context.Context, model, pool string) (engines []registry.Engine, unknown bool, err error) {
 	var now *reading
 	for _, age := range []time.Duration{directoryAge, directoryMiss} {
 		if now, err = d.read(ctx, age); err != nil {
 			return nil, false, err
 		}
 		if found := now.byModel[model]; len(found) > 0 {
-			return found, false, nil
+			return ofPool(found, pool), false, nil
 		}
 	}
-	return now.silent, len(now.byModel) > 0 && len(now.silent) == 0, nil
+	return ofPool(now.silent, pool), len(now.byModel) > 0 && len(now.silent) == 0, nil
 }
 
-// drain is how fast the live engines of model take work, and the shortest time
+// ofPool are the engines of a hardware class; "" = all.
+func ofPool(engines []registry.Engine, pool string) []registry.Engine {
+	if pool == "" {
+		return engines
+	}
+	return slices.DeleteFunc(slices.Clone(engines), func(e registry.Engine) bool { return e.Pool != pool })
+}
+
+// rowsOf are the rows of a hardware class; "" = all.
+func (d *directory) rowsOf(pool string) []fleet.Row {
+	if d.rows == nil {
+		return nil
+	}
+	rows := d.rows()
+	if pool == "" {
+		return rows
+	}
+	pool = pool[:min(len(pool), fleet.MaxPool)] // as much as a row has of it
+	return slices.DeleteFunc(slices.Clone(rows), func(r fleet.Row) bool { return r.Pool != pool })
+}
+
+// drain is how fast the live engines of model and pool take work, and the shortest time
 // from start to first token. Without fresh rows the directory still says who
 // lives, and the last rate holds for keepRate.
-func (d *directory) drain(model string, known []registry.Engine, now time.Time) (registry.Drain, time.Duration) {
-	var rows []fleet.Row
-	if d.rows != nil {
-		rows = d.rows()
-	}
+func (d *directory) drain(model, pool string, known []registry.Engine, now time.Time) (registry.Drain, time.Duration) {
+	rows := d.rowsOf(pool)
 	engines, tokens, firstToken := fleet.Drain(rows, model, now)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	last, ok := d.rates[model]
+	name := model
+	if pool != "" {
+		name += " in " + pool // a model's name and a pool's come from the policy and the engines: few
+	}
+	last, ok := d.rates[name]
 	if ok = ok && now.Sub(last.at) <= keepRate; engines > 0 {
 		if tokens > 0 {
-			d.rates[model] = rate{at: now, tokens: tokens, firstToken: firstToken}
+			d.rates[name] = rate{at: now, tokens: tokens, firstToken: firstToken}
 		} else if ok {
 			tokens = last.tokens
 		}
@@ -152,12 +174,8 @@ func (d *directory) drain(model string, known []registry.Engine, now time.Time) 
 }
 
 // water refuses by the law "watermark".
-func (d *directory) water(model, id string, now time.Time) *refusal {
-	var rows []fleet.Row
-	if d.rows != nil {
-		rows = d.rows()
-	}
-	w := fleet.Level(rows, model, now)
+func (d *directory) water(model, pool, id string, now time.Time) *refusal {
+	w := fleet.Level(d.rowsOf(pool), model, now)
 	if !w.Refuses(id, now) {
 		return nil
 	}
@@ -174,9 +192,12 @@ func live(e *registry.Engine, now time.Time) bool {
 
 // noEngine words why none of the engines that are known for a model takes work: by
 // the one heard of last.
-func (g *Gateway) noEngine(model string, known []registry.Engine, now time.Time) *refusal {
+func (g *Gateway) noEngine(model, pool string, known []registry.Engine, now time.Time) *refusal {
 	f := &refusal{reason: reason.NoEngine, model: model}
 	if len(known) == 0 {
+		if pool != "" {
+			f.detail = fmt.Sprintf("No engine for model '%s' is in the pool '%s', where the policy sends this request.", model, pool)
+		}
 		return f
 	}
 	newest := slices.MaxFunc(known, func(a, b registry.Engine) int { return a.Seen.Compare(b.Seen) })
@@ -195,7 +216,9 @@ func (g *Gateway) noEngine(model string, known []registry.Engine, now time.Time)
 // serveModels answers GET /v1/models: every model with an engine that is not gone,
 // once, with the smallest context any of its engines has.
 func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, ok := g.cfg.tenantOf(r.Header.Get("Authorization")); !ok {
+	rules := g.policy.Load()
+	tenant, ok := rules.Who(r.Header.Get("Authorization"))
+	if !ok {
 		g.refuseEarly(w, &refusal{reason: reason.NoKey})
 		return
 	}
@@ -216,7 +239,7 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 		Object string  `json:"object"`
 		Data   []model `json:"data"`
 	}{"list", []model{}}
-	for id, engines := range known.byModel {
+	add := func(id string, engines []registry.Engine) {
 		m := model{ID: id, Object: "model", Created: g.started.Unix(), OwnedBy: "penstock"}
 		shown := false
 		for i := range engines {
@@ -231,6 +254,23 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 		if shown {
 			list.Data = append(list.Data, m)
 		}
+	}
+	for id, engines := range known.byModel {
+		if tenant.May(id) {
+			add(id, engines)
+		}
+	}
+	for id, targets := range rules.Aliases() {
+		if known.byModel[id] != nil {
+			continue
+		}
+		var engines []registry.Engine
+		for _, t := range targets {
+			if tenant.May(id, t.Model) {
+				engines = append(engines, known.byModel[t.Model]...)
+			}
+		}
+		add(id, engines)
 	}
 	slices.SortFunc(list.Data, func(a, b model) int { return cmp.Compare(a.ID, b.ID) })
 	body, _ := json.Marshal(list) // plain values: cannot fail

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"penstock/fleet"
+	"penstock/policy"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
@@ -132,7 +133,7 @@ func (s *stub) Engines(context.Context) ([]registry.Engine, error) { return s.en
 
 // TestRefusedRequests drives every cause of a refusal through the handler.
 func TestRefusedRequests(t *testing.T) {
-	keys, err := ParseKeys([]byte("acme: secret"))
+	keys, err := policy.ParseKeys([]byte("acme: secret"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,8 +169,11 @@ func TestRefusedRequests(t *testing.T) {
 		{name: "compressed", set: func(s *setup) { s.request.Header.Set("Content-Encoding", "gzip") }, status: 400, reason: "invalid_request", message: `Content-Encoding "gzip" is not supported. Send plain JSON.`},
 		{name: "body too big", set: func(s *setup) { s.cfg.MaxBody = 10 }, status: 413, reason: "body_too_large", message: "The body is larger than 10 bytes, the limit of this gateway (max_body in its configuration)."},
 		{name: "body too big, length unknown", set: func(s *setup) { s.cfg.MaxBody, s.request.ContentLength = 10, -1 }, status: 413, reason: "body_too_large", message: "The body is larger than 10 bytes, the limit of this gateway (max_body in its configuration)."},
-		{name: "no key", set: func(s *setup) { s.cfg.Keys = keys }, status: 401, reason: "invalid_api_key", message: `No valid API key. Send "Authorization: Bearer KEY".`},
-		{name: "wrong key", set: func(s *setup) { s.cfg.Keys = keys; s.request.Header.Set("Authorization", "Bearer nope") }, status: 401, reason: "invalid_api_key", message: `No valid API key. Send "Authorization: Bearer KEY".`},
+		{name: "no key", set: func(s *setup) { s.deps.Policy = policy.Default(nil, "").WithKeys(keys) }, status: 401, reason: "invalid_api_key", message: `No valid API key. Send "Authorization: Bearer KEY".`},
+		{name: "wrong key", set: func(s *setup) {
+			s.deps.Policy = policy.Default(nil, "").WithKeys(keys)
+			s.request.Header.Set("Authorization", "Bearer nope")
+		}, status: 401, reason: "invalid_api_key", message: `No valid API key. Send "Authorization: Bearer KEY".`},
 		{name: "no engine yet", set: func(s *setup) { s.stub.engines = nil }, status: 503, reason: "no_engine", message: "No engine for model 'q' is reachable. Please try again in 5 seconds."},
 		{name: "engine starts", set: func(s *setup) {
 			s.stub.engines = []registry.Engine{{Node: "n", State: reason.Starting, Seen: time.Now()}}
@@ -273,7 +277,7 @@ func TestWaterWithoutRows(t *testing.T) {
 	d := directory{rows: func() []fleet.Row { return nil }}
 	refused := 0
 	for i := range 1000 {
-		if f := d.water("q", fmt.Sprint(i), time.Unix(1000, 0)); f != nil {
+		if f := d.water("q", "", fmt.Sprint(i), time.Unix(1000, 0)); f != nil {
 			refused++
 			if text := f.text(time.Second); text != "How full the engines for model 'q' are is not known. Please try again in 1 second." || f.reason != reason.Overloaded {
 				t.Fatalf("refused with %s, %q", f.reason, text)

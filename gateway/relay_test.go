@@ -126,7 +126,7 @@ func TestDrainRate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := directory{rows: func() []fleet.Row { return c.rows }, rates: map[string]rate{"q": c.last}}
-			if got, first := d.drain("q", c.known, now); got != c.want || first != c.first {
+			if got, first := d.drain("q", "", c.known, now); got != c.want || first != c.first {
 				t.Errorf("drain = %+v, %s, want %+v, %s", got, first, c.want, c.first)
 			}
 		})

@@ -218,7 +218,7 @@ func (n *node) send(kind response.Kind, payload string) {
 
 func (n *node) finish(e response.Event) {
 	n.s.t.Helper()
-	if ok, err := n.s.records.Finish(context.Background(), n.id, n.att, n.encode(e), quota.Usage{}); !ok || err != nil {
+	if ok, err := n.s.records.Finish(context.Background(), n.id, n.att, n.encode(e), quota.Usage{Prompt: e.Usage.Prompt, Output: e.Usage.Output, Known: e.Usage.Known}); !ok || err != nil {
 		n.s.t.Fatalf("finish = %v, %v", ok, err)
 	}
 }

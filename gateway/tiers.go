@@ -2,94 +2,73 @@ package gateway
 
 import (
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
 	"penstock/fleet"
+	"penstock/policy"
+	"penstock/reason"
 )
-
-// Tier is a class of requests as clients know it.
-type Tier struct {
-	Name    string
-	SLOTTFT time.Duration // limits of its requests that name none; 0 = Config's
-	SLOTPOT time.Duration
-}
 
 // reliefTimes is how many times longer a request may wait whose tier has relief: its
 // backlog is long, and it goes on.
 const reliefTimes = 4
 
-// defaultTier is the only tier where none are configured.
-const defaultTier = "default"
+// SetPolicy makes what comes from now on go by p; what came before goes on by what was
+// then. Any goroutine may call it.
+func (g *Gateway) SetPolicy(p *policy.Policy) {
+	g.metrics.addTiers(p.TierNames())
+	g.policy.Store(p)
+}
 
-func (c *Config) validateTiers() error {
-	known := c.DefaultTier == "" || len(c.Tiers) == 0 && c.DefaultTier == defaultTier
-	for i, t := range c.Tiers {
-		switch {
-		case t.Name == "":
-			return fmt.Errorf("gateway: the name of tier %d is empty: set it", i+1)
-		case t.SLOTTFT < 0 || t.SLOTTFT > c.MaxDeadline:
-			return fmt.Errorf("gateway: slo_ttft of tier %q is %s: set it to at most %s, or leave it out", t.Name, t.SLOTTFT, c.MaxDeadline)
-		case t.SLOTPOT < 0 || t.SLOTPOT > time.Minute:
-			return fmt.Errorf("gateway: slo_tpot of tier %q is %s: set it to at most 1m, or leave it out", t.Name, t.SLOTPOT)
-		}
-		known = known || t.Name == c.DefaultTier
+// classify puts the request into its lane.
+func (x *exchange) classify() *refusal {
+	p := &x.request
+	prompt, _ := x.g.prices.quote(x.who.Name, p)
+	x.asked = p.Model
+	x.class = x.policy.Classify(&policy.Request{
+		ID: x.id, Tenant: &x.who, Path: x.path, Type: p.Kind, Model: p.Model, Stream: p.Stream, Prompt: prompt, Max: p.MaxTokens, Headers: x.r.Header,
+		Tools: p.Tools, Images: p.Images > 0, SystemBytes: p.SystemBytes, Priority: p.Priority, ServiceTier: p.ServiceTier, Body: p.Body,
+	})
+	switch x.class.Reason {
+	case reason.OK:
+	case reason.Forbidden:
+		return &refusal{reason: reason.Forbidden, model: p.Model, param: "model", detail: fmt.Sprintf("This API key may not use the model '%s'. GET /v1/models lists what it may.", p.Model)}
+	default:
+		x.class.Tier, x.class.Lane.Tier = 0, x.policy.DefaultTier()
+		return &refusal{reason: reason.BadRequest, detail: fmt.Sprintf("The header x-penstock-tier is %q. Send one of: %s.", cut(x.r.Header.Get("X-Penstock-Tier")), strings.Join(x.policy.TierNames(), ", "))}
 	}
-	if !known {
-		return fmt.Errorf("gateway: default_tier is %q: set it to one of %s", c.DefaultTier, strings.Join(c.tierNames(), ", "))
+	if model := x.class.Lane.Model; model != p.Model {
+		p.Rename(model)
 	}
 	return nil
 }
 
-// tierNames are those of the tiers, in order.
-func (c *Config) tierNames() []string {
-	if len(c.Tiers) == 0 {
-		return []string{defaultTier}
+// ownLimits are those of a request that names none: the tenant's, the tier's, the
+// gateway's.
+func (x *exchange) ownLimits() limits {
+	cfg, t := &x.g.cfg, &x.policy.Tiers[x.class.Tier]
+	l := limits{deadline: cfg.Deadline, ttft: cfg.SLOTTFT, tpot: cfg.SLOTPOT}
+	if t.SLOTTFT > 0 {
+		l.ttft = t.SLOTTFT
+		l.deadline = max(l.deadline, t.SLOTTFT) // else it could not be used up
 	}
-	names := make([]string, len(c.Tiers))
-	for i := range c.Tiers {
-		names[i] = c.Tiers[i].Name
+	if t.SLOTPOT > 0 {
+		l.tpot = t.SLOTPOT
 	}
-	return names
-}
-
-// tierOf is the place and name of a request's tier. wrong says what to send instead
-// of a name that is not known; without configured tiers the header is not looked at.
-func (c *Config) tierOf(h http.Header) (place int, name, wrong string) {
-	if len(c.Tiers) == 0 {
-		return 0, defaultTier, ""
+	if x.who.Deadline > 0 {
+		l.deadline = x.who.Deadline
 	}
-	asked := h.Get("X-Penstock-Tier")
-	if name = strings.TrimSpace(asked); name == "" {
-		name = c.DefaultTier
-	}
-	for i := range c.Tiers {
-		if c.Tiers[i].Name == name {
-			return i, name, ""
-		}
-	}
-	if asked != "" {
-		return 0, "", fmt.Sprintf("The header x-penstock-tier is %q. Send one of: %s.", cut(asked), strings.Join(c.tierNames(), ", "))
-	}
-	place = len(c.Tiers) - 1
-	return place, c.Tiers[place].Name, ""
-}
-
-// ofTier are the limits of a request that names none.
-func (c *Config) ofTier(place int) limits {
-	l := limits{deadline: c.Deadline, ttft: c.SLOTTFT, tpot: c.SLOTPOT}
-	if place < len(c.Tiers) {
-		t := &c.Tiers[place]
-		if t.SLOTTFT > 0 {
-			l.ttft = t.SLOTTFT
-			l.deadline = max(l.deadline, t.SLOTTFT) // else it could not be used up
-		}
-		if t.SLOTPOT > 0 {
-			l.tpot = t.SLOTPOT
-		}
-	}
+	l.deadline = min(l.deadline, x.maxDeadline())
 	return l
+}
+
+// maxDeadline is the longest start deadline the tenant may name.
+func (x *exchange) maxDeadline() time.Duration {
+	if x.who.MaxDeadline > 0 {
+		return min(x.who.MaxDeadline, x.g.cfg.MaxDeadline)
+	}
+	return x.g.cfg.MaxDeadline
 }
 
 // relieve grants a request of a tier that has relief a longer wait, unless it says

@@ -7,73 +7,52 @@ import (
 	"time"
 
 	"penstock/fleet"
+	"penstock/policy"
 	"penstock/reason"
 	"penstock/response"
 )
 
 // tiered sets three tiers, of which batch has relief when relief says so.
 func tiered(relief *uint16) func(*Config, *Deps) {
-	return func(c *Config, d *Deps) {
-		c.Tiers = []Tier{{Name: "vip", SLOTTFT: time.Second}, {Name: "normal"}, {Name: "batch", SLOTTFT: time.Minute, SLOTPOT: time.Second}}
+	return func(_ *Config, d *Deps) {
+		d.Policy = policy.Default([]policy.Tier{
+			{Name: "vip", Ceiling: 1, SLOTTFT: time.Second}, {Name: "normal", Ceiling: 1}, {Name: "batch", Ceiling: 1, SLOTTFT: time.Minute, SLOTPOT: time.Second},
+		}, "")
 		d.Rows = func() []fleet.Row {
 			return []fleet.Row{{Node: "n1", Models: fleet.Models("q"), State: reason.OK, DrainRate: 1e6, Relief: *relief, At: time.Now()}}
 		}
 	}
 }
 
-func TestTierOfRequest(t *testing.T) {
-	cfg := DefaultConfig()
-	tiered(new(uint16))(&cfg, &Deps{})
-	named := cfg
-	named.DefaultTier = "normal"
-	none := DefaultConfig()
+func TestOwnLimits(t *testing.T) {
+	p, err := policy.Parse([]byte(`
+tiers: [{name: vip, slo-ttft: 1s}, {name: normal}, {name: batch, slo-ttft: 1m, slo-tpot: 1s}]
+tenants:
+  quick: {deadline: 5s, max-deadline: 10s}
+  short: {max-deadline: 10s}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
-		name        string
-		cfg         *Config
-		header      string
-		tier, wrong string
-		limits      limits
+		name, tenant string
+		tier         int
+		want         limits
+		most         time.Duration
 	}{
-		{"none are configured: the header is not looked at", &none, "vip", "default", "", limits{deadline: 30 * time.Second, ttft: 2 * time.Second, tpot: 100 * time.Millisecond}},
-		{"its limits", &cfg, "vip", "vip", "", limits{deadline: 30 * time.Second, ttft: time.Second, tpot: 100 * time.Millisecond}},
-		{"no limits of its own", &cfg, " normal ", "normal", "", limits{deadline: 30 * time.Second, ttft: 2 * time.Second, tpot: 100 * time.Millisecond}},
-		{"the deadline is not below slo_ttft", &cfg, "batch", "batch", "", limits{deadline: time.Minute, ttft: time.Minute, tpot: time.Second}},
-		{"none named: the last", &cfg, "", "batch", "", limits{deadline: time.Minute, ttft: time.Minute, tpot: time.Second}},
-		{"none named: the default", &named, "", "normal", "", limits{deadline: 30 * time.Second, ttft: 2 * time.Second, tpot: 100 * time.Millisecond}},
-		{"not known", &cfg, "gold", "", `The header x-penstock-tier is "gold". Send one of: vip, normal, batch.`, limits{}},
+		{"the tier's", "x", 0, limits{deadline: 30 * time.Second, ttft: time.Second, tpot: 100 * time.Millisecond}, 10 * time.Minute},
+		{"the gateway's", "x", 1, limits{deadline: 30 * time.Second, ttft: 2 * time.Second, tpot: 100 * time.Millisecond}, 10 * time.Minute},
+		{"the deadline is not below slo_ttft", "x", 2, limits{deadline: time.Minute, ttft: time.Minute, tpot: time.Second}, 10 * time.Minute},
+		{"the tenant's", "quick", 2, limits{deadline: 5 * time.Second, ttft: time.Minute, tpot: time.Second}, 10 * time.Second},
+		{"at most the tenant's longest", "short", 1, limits{deadline: 10 * time.Second, ttft: 2 * time.Second, tpot: 100 * time.Millisecond}, 10 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := http.Header{}
-			if c.header != "" {
-				h.Set("X-Penstock-Tier", c.header)
-			}
-			place, tier, wrong := c.cfg.tierOf(h)
-			if tier != c.tier || wrong != c.wrong {
-				t.Fatalf("tier %q, %q; want %q, %q", tier, wrong, c.tier, c.wrong)
-			}
-			if wrong != "" {
-				return
-			}
-			if got, _ := parseLimits(h, c.cfg, place); got != c.limits {
-				t.Errorf("limits %+v, want %+v", got, c.limits)
+			who, _ := p.Tenant(c.tenant)
+			x := &exchange{g: &Gateway{cfg: DefaultConfig()}, policy: p, who: who, class: policy.Decision{Tier: c.tier}}
+			if got := x.ownLimits(); got != c.want || x.maxDeadline() != c.most {
+				t.Errorf("got %+v, %v; want %+v, %v", got, x.maxDeadline(), c.want, c.most)
 			}
 		})
-	}
-}
-
-func TestTiersAreValid(t *testing.T) {
-	for want, change := range map[string]func(*Config){
-		"the name of tier 1 is empty":                     func(c *Config) { c.Tiers = []Tier{{}} },
-		"slo_ttft of tier":                                func(c *Config) { c.Tiers = []Tier{{Name: "a", SLOTTFT: time.Hour}} },
-		"slo_tpot of tier":                                func(c *Config) { c.Tiers = []Tier{{Name: "a", SLOTPOT: time.Hour}} },
-		`default_tier is "b": set it to one of a`:         func(c *Config) { c.Tiers, c.DefaultTier = []Tier{{Name: "a"}}, "b" },
-		`default_tier is "vip": set it to one of default`: func(c *Config) { c.DefaultTier = "vip" },
-	} {
-		cfg := DefaultConfig()
-		change(&cfg)
-		if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want one with %q", err, want)
-		}
 	}
 }
 

@@ -56,7 +56,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 				}
 			}
 			cfg.SetEngine(text("engine"))
-			cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.law, opts.tiers
+			cfg.Scheduler.Law = opts.law
 			cfg.NVML.Path = text("nvml")
 			if gpus := text("gpus"); gpus != "" {
 				cfg.NVML.GPUs = strings.Split(gpus, ",")
@@ -82,6 +82,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	grpcFlags(f)
 	lawFlag(f)
 	tiersFlag(f)
+	policyFlag(f)
 	f.String("grpc-advertise", "", "HOST:PORT of --grpc in the engine directory, for gateways and penstock drain (default: --grpc; where that is all interfaces, the address that gossip advertises, else the default route's; none where only gossip leaves this host)")
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
@@ -103,6 +104,11 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		cfg.GRPC = announced(ls[0].Addr().String(), gossips)
 	}
 	metrics := newMetrics()
+	rules, err := newPolicies(opts, log, metrics)
+	if err != nil {
+		return err
+	}
+	cfg.Scheduler.Tiers = rules.Tiers()
 	var node *agent.Agent
 	others, err := newNeighbours(gossips,
 		func(now time.Time) fleet.Row { return node.Row(now) }, func(id, attempt string) { node.Cancel(id, attempt) }, log, metrics)
@@ -115,7 +121,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			node.Cancel(id, attempt)
 		}
 	}
-	back.registry.Rank = opts.rank
+	back.registry.Rank, back.registry.Pace = rules.Rank, rules.Pace
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
 		return usage("%w", err)
@@ -146,7 +152,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	if err != nil {
 		return usage("%w", err)
 	}
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, opts.tiers))
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, rules.Tiers))
 	face, err := control.New(opts.grpcKeys, control.Deps{
 		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.rocketmq.Concurrency, Metrics: metrics, Log: log,
 	})
@@ -167,7 +173,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		Gatherer: metrics, Live: alive, Ready: ready.all, Started: func() bool { return true },
 		State: func() any {
 			return map[string]any{
-				"apiVersion": "penstock/v1", "parts": ready.each(), "lanes": lanesShown(subscribed.Load()),
+				"apiVersion": "penstock/v1", "parts": ready.each(), "policy": rules.State(), "lanes": lanesShown(subscribed.Load()),
 				"engines": map[string]any{cfg.Node: node.DebugState()},
 			}
 		}, Log: log,
@@ -182,8 +188,8 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			return node.Run(ctx)
 		}},
 		[]part{
-			mail.Run, records.Run, others.Run, watchReady(log, logged.all),
-			(&systemd.Service{Ready: logged.all, Progress: node.Progress, Reload: others.Reload, Stopping: ctx.Done(), Log: log}).Run,
+			mail.Run, records.Run, others.Run, rules.Run, watchReady(log, logged.all),
+			(&systemd.Service{Ready: logged.all, Progress: node.Progress, Reload: func() error { return rules.Reload(others.Reload) }, Stopping: ctx.Done(), Log: log}).Run,
 			func(ctx context.Context) error { return records.Watch(ctx, lanes.SetLanes) },
 			func(ctx context.Context) error { return face.Serve(ctx, ls[0]) },
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },

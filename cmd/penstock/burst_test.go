@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"penstock/fleet"
-	"penstock/gateway"
 	"penstock/load"
+	"penstock/policy"
 	"penstock/reason"
 	"penstock/sim/engine"
 	"penstock/vllm/simengine"
@@ -37,7 +37,7 @@ func TestBurst(t *testing.T) {
 			}
 			p := startProcess(t, func(o *options) {
 				var err error
-				if o.keys, err = gateway.ParseKeys([]byte(keys.String())); err != nil {
+				if o.keys, err = policy.ParseKeys([]byte(keys.String())); err != nil {
 					t.Fatal(err)
 				}
 			}, e.URL())

@@ -50,6 +50,7 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 	f.String("metrics", "127.0.0.1:4787", "address of metrics and probes only, for all interfaces")
 	doorFlags(f)
 	tiersFlag(f)
+	policyFlag(f)
 	commonFlags(f)
 	backendFlags(f)
 	gossipFlags(f, "127.0.0.1:4786")
@@ -68,6 +69,10 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	}
 	defer closeAll(ls)
 	metrics := newMetrics()
+	rules, err := newPolicies(opts, log, metrics)
+	if err != nil {
+		return err
+	}
 	others, err := newNeighbours(gossips, nil, nil, log, metrics)
 	if err != nil {
 		return usage("%w", err)
@@ -77,7 +82,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	if err != nil {
 		return usage("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
 	}
-	back.registry.Rank = opts.rank
+	back.registry.Rank = rules.Rank
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
 		return usage("%w", err)
@@ -91,18 +96,19 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	if err != nil {
 		return usage("%w", err)
 	}
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0, opts.tiers))
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0, rules.Tiers))
 	cfg := gateway.DefaultConfig()
 	cfg.Listen = ls[0].Addr().String()
 	opts.door(&cfg)
 	door, err := gateway.New(cfg, gateway.Deps{
 		Records: records, Directory: records, Publish: lanes.Publish, OpenMailbox: mail.Open, Address: mail.Address,
-		Rows: others.Rows, Abort: others.Abort, Direct: agents.Abort,
+		Rows: others.Rows, Abort: others.Abort, Direct: agents.Abort, Policy: rules.Current(),
 		Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return err
 	}
+	rules.OnChange(door.SetPolicy)
 	parts := readiness{
 		"gateway": door.Ready, "redis": records.Ready, "rocketmq": lanes.Ready,
 		"mailbox": func() (bool, string) { return mail.Ready(), "redis streams are away" },
@@ -110,7 +116,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	private, public, err := newAdmins("gateway", admin.Deps{
 		Gatherer: metrics, Live: alive, Ready: parts.all, Started: func() bool { return true },
 		State: func() any {
-			return map[string]any{"apiVersion": "penstock/v1", "parts": parts.each(), "gateway": door.DebugState()}
+			return map[string]any{"apiVersion": "penstock/v1", "parts": parts.each(), "policy": rules.State(), "gateway": door.DebugState()}
 		}, Log: log,
 	})
 	if err != nil {
@@ -119,8 +125,8 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	return inOrder(ctx,
 		[]part{func(ctx context.Context) error { return door.Serve(ctx, ls[0]) }},
 		[]part{
-			mail.Run, lanes.Run, records.Run, others.Run, agents.Run, watchReady(log, parts.all),
-			(&systemd.Service{Ready: parts.all, Reload: others.Reload, Stopping: ctx.Done(), Log: log}).Run,
+			mail.Run, lanes.Run, records.Run, others.Run, agents.Run, rules.Run, watchReady(log, parts.all),
+			(&systemd.Service{Ready: parts.all, Reload: func() error { return rules.Reload(others.Reload) }, Stopping: ctx.Done(), Log: log}).Run,
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
 			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
 		})

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"penstock/gateway"
+	"penstock/policy"
 )
 
 func newKeys() *cobra.Command {
@@ -19,7 +19,7 @@ func newKeys() *cobra.Command {
 	cmd.AddCommand(newKeysGossip())
 	cmd.AddCommand(&cobra.Command{
 		Use:   "hash",
-		Short: "Hash a key read from standard input, for the file of --api-keys",
+		Short: "Hash a key read from standard input, for the files of --api-keys and --policy",
 		Long: `Reads one key from standard input, so that it shows in no process list, and prints
 the hash to put into the file of --api-keys:
 
@@ -31,7 +31,7 @@ the hash to put into the file of --api-keys:
 			if key == "" {
 				return usage("no key on standard input (%v). Try: printf %%s \"$KEY\" | penstock keys hash", err)
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), gateway.HashKey(key))
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), policy.HashKey(key))
 			return err
 		},
 	})

@@ -18,17 +18,14 @@ type laneGauges struct {
 	backlog func(now time.Time) []registry.Backlog
 	engines func() []health.Health
 	each    int // requests one engine runs at most
-	tiers   []scheduler.Tier
+	tiers   func() []scheduler.Tier
 
 	waiting, tokens, oldest, permits *prometheus.Desc
 }
 
-func newLaneGauges(backlog func(time.Time) []registry.Backlog, engines func() []health.Health, each int, tiers []scheduler.Tier) *laneGauges {
+func newLaneGauges(backlog func(time.Time) []registry.Backlog, engines func() []health.Health, each int, tiers func() []scheduler.Tier) *laneGauges {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("penstock_lane_"+name, help, append([]string{"tier", "model"}, labels...), nil)
-	}
-	if len(tiers) == 0 {
-		tiers = []scheduler.Tier{{Name: "default", Ceiling: 1}}
 	}
 	return &laneGauges{
 		backlog: backlog, engines: engines, each: each, tiers: tiers,
@@ -52,14 +49,14 @@ func (g *laneGauges) Collect(ch chan<- prometheus.Metric) {
 			total[model] += g.each
 		}
 	}
-	rows := g.backlog(time.Now())
+	rows, tiers := g.backlog(time.Now()), g.tiers()
 	type lanes struct{ tier, model string }
 	shown := map[lanes]bool{}
 	for _, row := range rows {
 		shown[lanes{row.Tier, row.Model}] = true
 	}
 	for model := range total {
-		for _, t := range g.tiers {
+		for _, t := range tiers {
 			if !shown[lanes{t.Name, model}] {
 				rows = append(rows, registry.Backlog{Tier: t.Name, Model: model})
 			}
@@ -73,7 +70,7 @@ func (g *laneGauges) Collect(ch chan<- prometheus.Metric) {
 		gauge(g.tokens, float64(row.Tokens))
 		gauge(g.oldest, row.Oldest.Seconds())
 		gauge(g.permits, float64(row.Running), "used")
-		ceiling := g.tiers[scheduler.Rank(g.tiers, row.Tier)].Ceiling
+		ceiling := tiers[scheduler.Rank(tiers, row.Tier)].Ceiling
 		gauge(g.permits, math.Ceil(ceiling*float64(total[row.Model])), "total")
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"penstock/config"
 	"penstock/gateway"
 	"penstock/gateway/direct"
+	"penstock/policy"
 	"penstock/scheduler"
 )
 
@@ -35,7 +36,9 @@ type options struct {
 	law            scheduler.Law
 	tiers          config.Tiers
 	defaultTier    string
-	keys           *gateway.Keys
+	keys           *policy.Keys
+	policyFile     string
+	authenticates  bool // the policy has keys
 	logLevel       slog.Level
 	logJSON        bool
 }
@@ -157,7 +160,7 @@ func readOptions(f *pflag.FlagSet) (*options, error) {
 	if f.Lookup("slo-ttft") != nil {
 		return opts, opts.readDoor(f)
 	}
-	return opts, nil
+	return opts, opts.readPolicy(f)
 }
 
 // readDoor reads doorFlags.
@@ -168,37 +171,36 @@ func (o *options) readDoor(f *pflag.FlagSet) error {
 	if o.refuseLaw, _ = f.GetString("refuse-law"); o.refuseLaw != gateway.LawRate && o.refuseLaw != gateway.LawWatermark {
 		return fmt.Errorf("--refuse-law %q: want %s or %s", o.refuseLaw, gateway.LawRate, gateway.LawWatermark)
 	}
-	o.defaultTier, _ = f.GetString("default-tier")
+	if o.defaultTier, _ = f.GetString("default-tier"); o.defaultTier != "" && o.tiers.Place(o.defaultTier) < 0 {
+		return fmt.Errorf("--default-tier %q: set it to one of %s", o.defaultTier, strings.Join(o.tiers.Names(), ", "))
+	}
 	door := gateway.DefaultConfig()
 	o.door(&door)
 	if err := door.Validate(); err != nil {
-		return fmt.Errorf("--slo-ttft, --refuse-law, --tiers, --default-tier: %w", err)
+		return fmt.Errorf("--slo-ttft, --refuse-law: %w", err)
 	}
 	if path, _ := f.GetString("api-keys"); path != "" {
 		lines, err := os.ReadFile(path)
 		if err != nil {
 			return fmt.Errorf("--api-keys: %w", err)
 		}
-		if o.keys, err = gateway.ParseKeys(lines); err != nil {
+		if o.keys, err = policy.ParseKeys(lines); err != nil {
 			return fmt.Errorf("--api-keys %s: %w", path, err)
 		}
 	}
-	if insecure, _ := f.GetBool("insecure-no-auth"); o.keys == nil && !insecure && !loopback(o.listen) {
-		return fmt.Errorf("--listen %s is reachable from other machines and there are no API keys: set --api-keys FILE, listen on 127.0.0.1, or say --insecure-no-auth", o.listen)
+	if err := o.readPolicy(f); err != nil {
+		return err
+	}
+	if insecure, _ := f.GetBool("insecure-no-auth"); o.keys == nil && !o.authenticates && !insecure && !loopback(o.listen) {
+		return fmt.Errorf("--listen %s is reachable from other machines and there are no API keys: set --api-keys FILE or keys in --policy FILE, listen on 127.0.0.1, or say --insecure-no-auth", o.listen)
 	}
 	return nil
 }
 
 // door sets what the flags say about the gateway.
 func (o *options) door(cfg *gateway.Config) {
-	cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace, cfg.Keys, cfg.DefaultTier = o.sloTTFT, o.refuseLaw, o.grace, o.keys, o.defaultTier
-	for _, t := range o.tiers {
-		cfg.Tiers = append(cfg.Tiers, gateway.Tier{Name: t.Name, SLOTTFT: t.SLOTTFT, SLOTPOT: t.SLOTPOT})
-	}
+	cfg.SLOTTFT, cfg.RefuseLaw, cfg.Grace = o.sloTTFT, o.refuseLaw, o.grace
 }
-
-// rank is a tier's place, as the record stores want it.
-func (o *options) rank(tier string) int { return scheduler.Rank(o.tiers, tier) }
 
 func checkEngine(engine string) error {
 	if engine == "sim" {

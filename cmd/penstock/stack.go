@@ -6,8 +6,11 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,14 +33,15 @@ type stack struct {
 	log     *slog.Logger
 	onReady func(model string) // called once, when the first engine can take work
 
-	sims    []*simulated
-	nodes   []string // names of agents
-	agents  []*agent.Agent
-	gateway *gateway.Gateway
-	grpc    *control.Server
-	admin   *admin.Server
-	records *registrymemory.Registry
-	lanes   *queuememory.Queue
+	sims     []*simulated
+	nodes    []string // names of agents
+	agents   []*agent.Agent
+	gateway  *gateway.Gateway
+	grpc     *control.Server
+	admin    *admin.Server
+	records  *registrymemory.Registry
+	lanes    *queuememory.Queue
+	policies *policies
 
 	listener, grpcListener, adminListener net.Listener
 }
@@ -55,6 +59,10 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	metrics := newMetrics()
+	s.policies, err = newPolicies(opts, log, metrics)
+	if err != nil {
+		return nil, err
+	}
 	bus := responsememory.New()
 	bounds := queuememory.DefaultConfig()
 	s.lanes, err = queuememory.New(bounds)
@@ -62,7 +70,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	records := registrymemory.DefaultConfig()
-	records.Terminal, records.Rank = terminal, opts.rank
+	records.Terminal, records.Rank, records.Pace = terminal, s.policies.Rank, s.policies.Pace
 	s.records, err = registrymemory.New(records, bus.Append, s.cancel)
 	if err != nil {
 		return nil, err
@@ -76,7 +84,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		cfg.Node = name
 		cfg.SetEngine(address)
 		cfg.LeaveAfter = 0 // a lane in memory costs nothing to leave: its requests go to the other engines at once
-		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.engineKey, opts.grace, opts.law, opts.tiers
+		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.engineKey, opts.grace, opts.law, s.policies.Tiers()
 		node, err := agent.New(cfg, agent.Deps{
 			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows, Backlog: s.records.Backlog,
 			Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, metrics), Log: log,
@@ -87,18 +95,19 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		s.nodes = append(s.nodes, name)
 		s.agents = append(s.agents, node)
 	}
-	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency, opts.tiers))
+	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency, s.policies.Tiers))
 	metrics.MustRegister(registry.QuotaMetrics(s.records.Quota)...)
 	cfg := gateway.DefaultConfig()
 	cfg.Listen = s.listener.Addr().String()
 	opts.door(&cfg)
 	s.gateway, err = gateway.New(cfg, gateway.Deps{
 		Records: s.records, Directory: s.records, Publish: s.lanes.Publish, Discard: s.lanes.Discard, OpenMailbox: bus.Open,
-		Rows: s.rows, Cause: s.cause, Metrics: metrics, Log: log,
+		Rows: s.rows, Cause: s.cause, Policy: s.policies.Current(), Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, err
 	}
+	s.policies.OnChange(s.gateway.SetPolicy)
 	s.grpc, err = control.New(opts.grpcKeys, control.Deps{
 		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Longest: s.records.Longest, Width: bounds.Concurrency, Metrics: metrics, Log: log,
 	})
@@ -121,7 +130,7 @@ func (s *stack) Run(ctx context.Context) error {
 		agents[i] = a.Run
 	}
 	rest := []part{
-		s.records.Run,
+		s.records.Run, s.policies.Run, s.hangup,
 		func(ctx context.Context) error { return s.grpc.Serve(ctx, s.grpcListener) },
 		func(ctx context.Context) error { return s.admin.Serve(ctx, s.adminListener) },
 	}
@@ -133,6 +142,25 @@ func (s *stack) Run(ctx context.Context) error {
 		return s.gateway.Serve(ctx, s.listener)
 	}
 	return inOrder(ctx, []part{door, s.waitReady}, agents, rest)
+}
+
+// hangup reads the policy again at SIGHUP, until ctx ends.
+func (s *stack) hangup(ctx context.Context) error {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	for {
+		select {
+		case <-signals:
+			if err := s.policies.Reload(); err != nil {
+				s.log.Error("reload refused, everything stays as it was", "err", err)
+			} else {
+				s.log.Info("reloaded")
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // waitReady calls onReady once an engine takes work, says what it waits for until
@@ -270,7 +298,7 @@ func (s *stack) state() any {
 	for i, a := range s.agents {
 		engines[s.nodes[i]] = a.DebugState()
 	}
-	return map[string]any{"apiVersion": "penstock/v1", "gateway": s.gateway.DebugState(), "engines": engines}
+	return map[string]any{"apiVersion": "penstock/v1", "policy": s.policies.State(), "gateway": s.gateway.DebugState(), "engines": engines}
 }
 
 func (s *stack) address() string { return s.listener.Addr().String() }

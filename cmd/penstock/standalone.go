@@ -42,6 +42,7 @@ flags win over variables, variables over the file. See: penstock config example.
 	lawFlag(f)
 	tiersFlag(f)
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
+	policyFlag(f)
 	doorFlags(f)
 	commonFlags(f)
 	return cmd
@@ -84,7 +85,7 @@ func standalone(ctx context.Context, opts *options, stdout, stderr io.Writer) er
 // printReady says how to send the first request.
 func printReady(w io.Writer, s *stack, model string) {
 	auth := ""
-	if s.opts.keys != nil {
+	if s.policies.Current().Authenticates() {
 		auth = " -H 'Authorization: Bearer YOUR_KEY'"
 	}
 	_, _ = fmt.Fprintf(w, `READY  OpenAI API on http://%s  (metrics and state: http://%s)

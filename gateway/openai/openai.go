@@ -4,6 +4,7 @@
 package openai
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"unsafe"
@@ -12,11 +13,13 @@ import (
 )
 
 const (
-	maxDepth     = 256     // nesting of a body; the JSON reader is recursive, so this bounds its stack
-	maxModelName = 256     // bytes
-	longestToken = 256     // bytes; the longest tokens in use are runs of 128 spaces
-	maxSequences = 1 << 14 // n x prompts; the engine's own limit is far below
-	maxTokens    = 1 << 24 // any larger max_tokens means "no limit"
+	maxDepth       = 256     // nesting of a body; the JSON reader is recursive, so this bounds its stack
+	maxModelName   = 256     // bytes
+	longestToken   = 256     // bytes; the longest tokens in use are runs of 128 spaces
+	maxSequences   = 1 << 14 // n x prompts; the engine's own limit is far below
+	maxPriority    = 1 << 30
+	maxServiceTier = 64      // bytes
+	maxTokens      = 1 << 24 // any larger max_tokens means "no limit"
 )
 
 // Embedding is the kind of requests that produce no tokens.
@@ -34,12 +37,19 @@ type Request struct {
 	Images    int
 	TokenIDs  int // prompt tokens given as numbers: exact
 	Longest   int // tokens that the longest prompt has at least
+
+	Tools       bool   // it offers tools, or functions
+	SystemBytes int    // UTF-8 bytes of system and developer messages, of TextBytes
+	Priority    int    // lower goes first; 0 = none said
+	ServiceTier string // "" = none said, or longer than any there is
+
+	modelAt, modelLen int // where the model's name stands in Body, with its quotes
 }
 
 // routing are the top-level keys the gateway acts on. A second one, in any case,
 // could make gateway and engine read different requests: JSON parsers disagree
 // on which of two wins, and some match names in any case.
-var routing = []string{"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "best_of", "prompt", "messages", "input"}
+var routing = []string{"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "best_of", "prompt", "messages", "input", "priority", "service_tier"}
 
 // Fault is why a request cannot be understood.
 type Fault struct {
@@ -71,8 +81,8 @@ func (p *Request) parse() *Fault {
 	if !root.IsObject() {
 		return faultf("", "The body must be a JSON object.")
 	}
-	var fields [10]gjson.Result // by position in routing
-	var seen [10]bool
+	var fields [12]gjson.Result // by position in routing
+	var seen [12]bool
 	tools := 0
 	var bad *Fault
 	root.ForEach(func(key, value gjson.Result) bool {
@@ -91,6 +101,7 @@ func (p *Request) parse() *Fault {
 		}
 		if name == "tools" || name == "functions" {
 			tools += len(value.Raw)
+			p.Tools = p.Tools || value.IsArray() && len(value.Raw) > len("[]")
 		}
 		return true
 	})
@@ -108,7 +119,7 @@ func (p *Request) parse() *Fault {
 
 // scalars reads the plain fields. Engines coerce some wrong types ("true", 1), so
 // a wrong type is refused here: guessing would let the two read differently.
-func (p *Request) scalars(fields *[10]gjson.Result) *Fault {
+func (p *Request) scalars(fields *[12]gjson.Result) *Fault {
 	model, stream := fields[0], fields[1]
 	if model.Type != gjson.String || model.Str == "" {
 		return faultf("model", "The body needs \"model\", a non-empty string.")
@@ -117,6 +128,7 @@ func (p *Request) scalars(fields *[10]gjson.Result) *Fault {
 		return faultf("model", "\"model\" is longer than %d bytes.", maxModelName)
 	}
 	p.Model = strings.Clone(model.Str)
+	p.modelAt, p.modelLen = model.Index, len(model.Raw)
 	switch stream.Type {
 	case gjson.True:
 		p.Stream = p.Kind != Embedding
@@ -140,22 +152,59 @@ func (p *Request) scalars(fields *[10]gjson.Result) *Fault {
 		p.MaxTokens = number[0]
 	}
 	p.Sequences = min(max(number[2], number[3], 1), maxSequences)
+	return p.wishes(fields[10], fields[11])
+}
+
+// wishes reads how urgent the request says it is.
+func (p *Request) wishes(priority, serviceTier gjson.Result) *Fault {
+	if priority.Exists() {
+		if priority.Type != gjson.Number {
+			return faultf("priority", "\"priority\" must be a number.")
+		}
+		p.Priority = int(min(max(priority.Num, -maxPriority), maxPriority))
+	}
+	if serviceTier.Exists() {
+		if serviceTier.Type != gjson.String {
+			return faultf("service_tier", "\"service_tier\" must be a string.")
+		}
+		if len(serviceTier.Str) <= maxServiceTier {
+			p.ServiceTier = strings.Clone(serviceTier.Str)
+		}
+	}
 	return nil
+}
+
+// Rename makes it a request for another model, in the body too, which is copied for it.
+func (p *Request) Rename(name string) {
+	quoted, _ := json.Marshal(name) // a string: cannot fail
+	body := make([]byte, 0, len(p.Body)-p.modelLen+len(quoted))
+	body = append(body, p.Body[:p.modelAt]...)
+	body = append(body, quoted...)
+	p.Body = append(body, p.Body[p.modelAt+p.modelLen:]...)
+	p.Model, p.modelLen = name, len(quoted)
 }
 
 // prompt measures the prompt and returns how many prompts there are.
 func (p *Request) prompt(prompt, messages, input gjson.Result) (prompts int) {
 	if messages.IsArray() {
 		messages.ForEach(func(_, m gjson.Result) bool {
+			content, system := 0, false
 			m.ForEach(func(key, value gjson.Result) bool {
 				switch key.String() {
+				case "role":
+					system = value.Str == "system" || value.Str == "developer"
 				case "content":
+					before := p.TextBytes
 					p.content(value)
+					content += p.TextBytes - before
 				case "tool_calls", "function_call", "reasoning_content":
 					p.TextBytes += len(value.Raw)
 				}
 				return true
 			})
+			if system {
+				p.SystemBytes += content
+			}
 			return true
 		})
 		return 1

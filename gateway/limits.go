@@ -1,0 +1,139 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"penstock/quota"
+	"penstock/registry"
+)
+
+// outageGap is after how long without a failure an outage counts as over.
+const outageGap = 5 * time.Second
+
+// held are the limits of the request.
+func (x *exchange) held() []quota.Limit {
+	return x.policy.Limits(nil, &x.who, x.request.Model, x.class.Tier)
+}
+
+// open opens the request's record. Where a limit has room soon it sleeps until then, in
+// all as long as quota.MaxWait and the client's patience allow.
+func (x *exchange) open(q registry.Request, d registry.Drain) (a registry.Admission, err error) {
+	until := time.Now().Add(x.limits.smooth())
+	for {
+		q.Patience = max(time.Until(until), 0)
+		ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
+		err = x.persist(ctx, func() (err error) {
+			a, err = x.g.deps.Records.Open(ctx, q, d)
+			return err
+		})
+		cancel()
+		if err != nil {
+			return a, err
+		}
+		if x.g.outage.over(); a.Sleep <= 0 {
+			return a, nil
+		}
+		select {
+		case <-time.After(a.Sleep):
+		case <-x.r.Context().Done():
+			return a, x.r.Context().Err()
+		}
+		q.Slept = true
+	}
+}
+
+// smooth is how long a request may sleep until its limits have room.
+func (l *limits) smooth() time.Duration {
+	most := min(quota.MaxWait, l.deadline)
+	if l.patience > 0 {
+		most = min(most, l.patience)
+	}
+	return most
+}
+
+// limited is the refusal of a request by one of its limits.
+func limited(q *registry.Request, a *registry.Admission) *refusal {
+	l := &q.Limits[a.Quota.Tripped]
+	what := fmt.Sprintf("%d %s per %s", l.Amount, l.Unit, perText(l.Per))
+	f := &refusal{reason: a.Reason, model: q.Lane.Model, wait: a.Quota.Wait, retry: a.RetryAfter, detail: "Your limit of " + what + " is reached."}
+	switch {
+	case l.Budget():
+		f.retry, f.detail = 0, "Your budget of "+what+" is used up. Ask whoever runs this service for more."
+	case l.Scope == quota.Tier:
+		f.detail = "The limit of " + what + " that you share with others is reached."
+	case l.Scope == quota.Model:
+		f.detail = fmt.Sprintf("Your limit of %s for model '%s' is reached.", what, q.Lane.Model)
+	case l.Scope == quota.Key:
+		f.detail = "The limit of " + what + " of this API key is reached."
+	}
+	return f
+}
+
+// perText is a limit's time, "minute" rather than "1m0s".
+func perText(d time.Duration) string {
+	switch d {
+	case time.Second:
+		return "second"
+	case time.Minute:
+		return "minute"
+	case time.Hour:
+		return "hour"
+	case quota.Day:
+		return "day"
+	}
+	if d%quota.Day == 0 {
+		return strconv.Itoa(int(d/quota.Day)) + " days"
+	}
+	return d.String()
+}
+
+// showLimits sets the x-ratelimit headers: per unit the limit with least left, or the
+// one that refused the request; none where v says nothing. Resets are durations as Go writes them, "1m2.5s".
+func showLimits(h http.Header, all []quota.Limit, v *quota.Verdict) {
+	if *v == (quota.Verdict{}) {
+		return
+	}
+	for unit, name := range [...]string{quota.Tokens: "Tokens", quota.Requests: "Requests"} {
+		i := v.Tightest(all, quota.Unit(unit))
+		if v.Refused && all[v.Tripped].Unit == quota.Unit(unit) {
+			i = v.Tripped
+		}
+		if i < 0 {
+			continue
+		}
+		h.Set("X-Ratelimit-Limit-"+name, strconv.FormatInt(all[i].Amount, 10))
+		h.Set("X-Ratelimit-Remaining-"+name, strconv.FormatInt(v.Rooms[i].Remaining, 10))
+		h.Set("X-Ratelimit-Reset-"+name, v.Rooms[i].Reset.String())
+	}
+}
+
+// outage is since when the record store does not answer.
+type outage struct {
+	mu          sync.Mutex
+	since, last time.Time
+}
+
+// lasts notes a call that got no answer, and reports whether that has gone on for
+// storePatience.
+func (o *outage) lasts() bool {
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now.Sub(o.last) > outageGap {
+		o.since = now
+	}
+	o.last = now
+	return now.Sub(o.since) >= storePatience
+}
+
+// over notes that a record was opened or refused.
+func (o *outage) over() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.last = time.Time{}
+}
