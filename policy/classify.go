@@ -115,7 +115,7 @@ func (p *Policy) Classify(r *Request) Decision {
 	d := Decision{Reason: reason.OK, Rule: -1}
 	rule := &noRule
 	for i := range p.rules {
-		if p.rules[i].holds(r) {
+		if p.rules[i].misses(r) == "" {
 			rule, d.Rule = &p.rules[i], i
 			break
 		}
@@ -155,27 +155,46 @@ func (p *Policy) Classify(r *Request) Decision {
 	return d
 }
 
-// holds reports whether all that a rule asks for is so. What costs most is last.
-func (u *Rule) holds(r *Request) bool {
+// misses is the first condition of a rule that does not hold, "" = all do. What costs
+// most is last.
+func (u *Rule) misses(r *Request) string {
 	most := r.Max
 	if most == 0 {
 		most = math.MaxInt // not limited
 	}
 	switch {
-	case u.stream != nil && *u.stream != r.Stream, u.tools != nil && *u.tools != r.Tools, u.images != nil && *u.images != r.Images,
-		!u.prompt.hold(r.Prompt), !u.maxTokens.hold(most), !u.system.hold(r.SystemBytes), !u.priority.hold(r.Priority),
-		len(u.tenant) > 0 && !anyMatch(u.tenant, r.Tenant.Name),
-		len(u.model) > 0 && !anyMatch(u.model, r.Model),
-		len(u.path) > 0 && !anyMatch(u.path, r.Path),
-		len(u.serviceTier) > 0 && !anyMatch(u.serviceTier, r.ServiceTier):
-		return false
+	case u.stream != nil && *u.stream != r.Stream:
+		return "stream"
+	case u.tools != nil && *u.tools != r.Tools:
+		return "tools"
+	case u.images != nil && *u.images != r.Images:
+		return "images"
+	case !u.prompt.hold(r.Prompt):
+		return "prompt-tokens"
+	case !u.maxTokens.hold(most):
+		return "max-tokens"
+	case !u.system.hold(r.SystemBytes):
+		return "system-bytes"
+	case !u.priority.hold(r.Priority):
+		return "priority"
+	case len(u.tenant) > 0 && !anyMatch(u.tenant, r.Tenant.Name):
+		return "tenant"
+	case len(u.model) > 0 && !anyMatch(u.model, r.Model):
+		return "model"
+	case len(u.path) > 0 && !anyMatch(u.path, r.Path):
+		return "path"
+	case len(u.serviceTier) > 0 && !anyMatch(u.serviceTier, r.ServiceTier):
+		return "service-tier"
 	}
 	for i := range u.headers {
 		if value := r.Headers[u.headers[i].name]; len(value) == 0 || !match(u.headers[i].pattern, value[0]) {
-			return false
+			return "headers"
 		}
 	}
-	return len(u.keywords) == 0 || u.finds(r.Body)
+	if len(u.keywords) > 0 && !u.finds(r.Body) {
+		return "keyword"
+	}
+	return ""
 }
 
 // searched is how much of a body's start and of its end keywords are looked for in:
@@ -282,6 +301,24 @@ func (p *Policy) RuleName(i int) string {
 		return ""
 	}
 	return p.rules[i].Name
+}
+
+// Tried is a rule that was looked at.
+type Tried struct {
+	Rule   string `json:"rule"`
+	Misses string `json:"misses,omitempty"` // the first condition that does not hold; "" = the rule holds
+}
+
+// Explain lists the rules that Classify looks at, in order: the last one holds, or
+// none does.
+func (p *Policy) Explain(r *Request) (tried []Tried) {
+	for i := range p.rules {
+		t := Tried{p.rules[i].Name, p.rules[i].misses(r)}
+		if tried = append(tried, t); t.Misses == "" {
+			break
+		}
+	}
+	return tried
 }
 
 // Aliases are the names that stand for the models of targets.

@@ -5,6 +5,8 @@
 package policy
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"penstock/lane"
@@ -128,8 +130,26 @@ func (p *Policy) Tenant(name string) (Tenant, bool) {
 	return p.named(name), known
 }
 
-// Tenants is how many tenants the file has.
-func (p *Policy) Tenants() int { return len(p.tenants) }
+// Tenants are the names of the file's tenants, in order.
+func (p *Policy) Tenants() []string { return slices.Sorted(maps.Keys(p.tenants)) }
+
+// KeysOf is how many keys a tenant has.
+func (p *Policy) KeysOf(tenant string) (n int) {
+	if p.keys == nil {
+		return 0
+	}
+	for _, keys := range p.keys.byPrefix {
+		for i := range keys {
+			if keys[i].tenant == tenant {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Rules is how many rules there are.
+func (p *Policy) Rules() int { return len(p.rules) }
 
 // Rank is the place of a tier; of one that is not known, the last.
 func (p *Policy) Rank(tier string) int { return scheduler.Rank(p.Tiers, tier) }
@@ -159,10 +179,10 @@ func (t *Tenant) May(names ...string) bool {
 	return false
 }
 
-// Lane is what one lane may; 0 = no limit of the policy's.
+// Lane is what one lane may; 0 = not limited.
 type Lane struct {
-	Concurrency     int     // requests that run at once, on each engine
-	StartsPerSecond float64 // of all engines together
+	Concurrency     int     `json:"concurrency"`       // requests that run at once, on each engine
+	StartsPerSecond float64 `json:"starts_per_second"` // of all engines together
 }
 
 type lanes struct {

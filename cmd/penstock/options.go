@@ -171,9 +171,7 @@ func (o *options) readDoor(f *pflag.FlagSet) error {
 	if o.refuseLaw, _ = f.GetString("refuse-law"); o.refuseLaw != gateway.LawRate && o.refuseLaw != gateway.LawWatermark {
 		return fmt.Errorf("--refuse-law %q: want %s or %s", o.refuseLaw, gateway.LawRate, gateway.LawWatermark)
 	}
-	if o.defaultTier, _ = f.GetString("default-tier"); o.defaultTier != "" && o.tiers.Place(o.defaultTier) < 0 {
-		return fmt.Errorf("--default-tier %q: set it to one of %s", o.defaultTier, strings.Join(o.tiers.Names(), ", "))
-	}
+	o.defaultTier, _ = f.GetString("default-tier")
 	door := gateway.DefaultConfig()
 	o.door(&door)
 	if err := door.Validate(); err != nil {
@@ -190,6 +188,9 @@ func (o *options) readDoor(f *pflag.FlagSet) error {
 	}
 	if err := o.readPolicy(f); err != nil {
 		return err
+	}
+	if o.defaultTier != "" && o.tiers.Place(o.defaultTier) < 0 {
+		return fmt.Errorf("--default-tier %q: set it to one of %s", o.defaultTier, strings.Join(o.tiers.Names(), ", "))
 	}
 	if insecure, _ := f.GetBool("insecure-no-auth"); o.keys == nil && !o.authenticates && !insecure && !loopback(o.listen) {
 		return fmt.Errorf("--listen %s is reachable from other machines and there are no API keys: set --api-keys FILE or keys in --policy FILE, listen on 127.0.0.1, or say --insecure-no-auth", o.listen)

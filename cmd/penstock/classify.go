@@ -1,0 +1,198 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"penstock/cost"
+	"penstock/gateway/openai"
+	"penstock/policy"
+	"penstock/quota"
+	"penstock/reason"
+)
+
+// mostBody is how much of a request penstock classify reads, as the gateway's default.
+const mostBody = 32 << 20
+
+// kinds are the types of requests by the path they come by.
+var kinds = map[string]string{"/v1/chat/completions": "chat", "/v1/completions": "completion", "/v1/embeddings": openai.Embedding}
+
+// classified is what penstock classify says of a request.
+type classified struct {
+	APIVersion string         `json:"apiVersion"`
+	Policy     string         `json:"policy"` // its hash
+	Outcome    reason.Reason  `json:"outcome"`
+	Tenant     string         `json:"tenant"`
+	Rules      []policy.Tried `json:"rules"` // those looked at; the last one holds where it misses nothing
+	Rule       string         `json:"rule,omitempty"`
+	Tier       string         `json:"tier"`
+	TierBy     string         `json:"tier_by"`
+	Capped     bool           `json:"capped"` // the tier is the highest of the tenant, who asked for more
+	Type       string         `json:"type"`
+	Model      string         `json:"model"`
+	ModelBy    string         `json:"model_by"`
+	Pool       string         `json:"pool"`
+	Lane       string         `json:"lane"`
+	Prompt     int            `json:"prompt_tokens"` // estimated
+	Limits     []string       `json:"limits"`
+	Limit      policy.Lane    `json:"lane_limits"`
+}
+
+func newClassify() *cobra.Command {
+	var file, key, path, output string
+	var headers []string
+	cmd := &cobra.Command{
+		Use:   "classify",
+		Short: "Say which rule of a policy a request meets, and which lane it goes to",
+		Long: `classify reads the JSON body of a request from standard input and says what a gateway with that policy would make
+of it: the rules it looks at and what keeps each from holding, the tier and who chose it, the model behind an alias, the
+lane with its limits, and the quotas it counts against. Nothing is sent. The length of the prompt is estimated at 4 bytes
+per token; a gateway learns the ratio of each model.`,
+		Example: `  penstock classify --policy policy.yaml < request.json
+  penstock classify --policy policy.yaml --key "$KEY" --header x-penstock-tier:vip < request.json
+  penstock classify --policy policy.yaml -o json < request.json | jq .lane`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			p := policy.Default(nil, "")
+			if file != "" {
+				var err error
+				if p, err = parsePolicy(file); err != nil {
+					return err
+				}
+			}
+			said := http.Header{}
+			for _, h := range headers {
+				name, value, ok := strings.Cut(h, ":")
+				if !ok {
+					return usage("--header %q: want NAME:VALUE", h)
+				}
+				said.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+			}
+			if key != "" {
+				said.Set("Authorization", "Bearer "+key)
+			}
+			kind, ok := kinds[path]
+			if !ok {
+				return usage("--path %q: want /v1/chat/completions, /v1/completions or /v1/embeddings", path)
+			}
+			body, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), mostBody))
+			if err != nil {
+				return err
+			}
+			c, err := classify(p, said, path, kind, body)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				return enc.Encode(c)
+			}
+			return c.write(cmd.OutOrStdout())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&file, "policy", "", "the policy's file; without it there is one tier and no rule")
+	f.StringVar(&key, "key", "", "API key the request comes with, for a policy with keys")
+	f.StringVar(&path, "path", "/v1/chat/completions", "path the request is sent to")
+	f.StringArrayVar(&headers, "header", nil, "NAME:VALUE of a header; may be given several times")
+	f.StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// classify does what a gateway does between a request's arrival and its lane.
+func classify(p *policy.Policy, headers http.Header, path, kind string, body []byte) (*classified, error) {
+	who, ok := p.Who(headers.Get("Authorization"))
+	if !ok {
+		return nil, usage("the key is not one of the policy's tenants: a gateway answers 401. Name one with --key")
+	}
+	request, bad := openai.Parse(kind, body)
+	if bad != nil {
+		return nil, usage("the request on standard input: %s A gateway answers 400", bad.Message)
+	}
+	estimate, err := cost.New(cost.DefaultConfig())
+	if err != nil {
+		return nil, err
+	}
+	prompt := request.TokenIDs
+	if request.TextBytes > 0 || request.Images > 0 || prompt == 0 {
+		prompt += estimate.Prompt(request.Model, request.TextBytes, request.Images)
+	}
+	r := &policy.Request{
+		ID: "classify", Tenant: &who, Path: path, Type: kind, Model: request.Model, Stream: request.Stream, Prompt: prompt, Max: request.MaxTokens,
+		Headers: headers, Tools: request.Tools, Images: request.Images > 0, SystemBytes: request.SystemBytes, Priority: request.Priority,
+		ServiceTier: request.ServiceTier, Body: body,
+	}
+	d := p.Classify(r)
+	c := &classified{
+		APIVersion: "penstock/v1", Policy: p.Hash, Outcome: d.Reason, Tenant: who.Name, Rules: p.Explain(r), Rule: p.RuleName(d.Rule),
+		Tier: d.Lane.Tier, TierBy: d.TierBy.String(), Capped: d.Capped, Type: d.Lane.Type, Model: d.Lane.Model, ModelBy: d.ModelBy.String(),
+		Pool: d.Lane.Pool, Lane: d.Lane.String(), Prompt: prompt, Limits: []string{},
+	}
+	if d.Reason != reason.OK {
+		return c, nil
+	}
+	c.Limit = p.Lane(d.Lane)
+	for _, l := range p.Limits(nil, &who, d.Lane.Model, d.Tier) {
+		c.Limits = append(c.Limits, limitText(&l))
+	}
+	return c, nil
+}
+
+// limitText is a quota in words.
+func limitText(l *quota.Limit) string {
+	whose := map[string]string{quota.Key: "this key", quota.Tenant: "the tenant", quota.Model: "the tenant, for this model", quota.Tier: "all tenants together"}[l.Scope]
+	text := fmt.Sprintf("%d %s per %s for %s", l.Amount, l.Unit, l.Per, whose)
+	if l.Own > 0 {
+		text += fmt.Sprintf(", %d of them for tier %s alone", l.Own, l.Slice)
+	}
+	return text
+}
+
+func (c *classified) write(w io.Writer) error {
+	t := table(w, "WHAT", "IS", "BECAUSE")
+	row(t, "tenant", c.Tenant, "")
+	for _, tried := range c.Rules {
+		if tried.Misses != "" {
+			row(t, "rule", tried.Rule, "no: "+tried.Misses)
+		} else {
+			row(t, "rule", tried.Rule, "holds")
+		}
+	}
+	switch c.Outcome {
+	case reason.Forbidden:
+		row(t, "answer", "403", "the tenant may not use the model "+c.Model)
+		return t.Flush()
+	case reason.BadRequest:
+		row(t, "answer", "400", "x-penstock-tier names no tier of the policy")
+		return t.Flush()
+	}
+	why := "by " + c.TierBy
+	if c.Capped {
+		why += ", which asks for more than the tenant has"
+	}
+	row(t, "tier", c.Tier, why)
+	row(t, "model", c.Model, "by "+c.ModelBy)
+	row(t, "lane", c.Lane, "tier/type/model/pool/tenant")
+	row(t, "concurrency", most(float64(c.Limit.Concurrency)), "requests of the lane that run at once on one engine")
+	row(t, "starts per second", most(c.Limit.StartsPerSecond), "of the lane, on all engines")
+	for _, l := range c.Limits {
+		row(t, "quota", l, "")
+	}
+	return t.Flush()
+}
+
+// most is a limit, or that there is none.
+func most(n float64) string {
+	if n == 0 {
+		return "not limited"
+	}
+	return fmt.Sprintf("%g", n)
+}
