@@ -35,15 +35,43 @@ func (l *Limit) slice() id { return id{scope: sliceScope, name: l.Slice, unit: l
 type bucket struct {
 	at       int64 // ms, when the level was that
 	level    float64
-	promised float64 // to those who sleep until there is room; it leaks as the level does
+	promised float64 // to those who sleep until there is room, since the current turn began
+	earlier  float64 // in the turn before: they come in this one, or not at all
 	rate     float64 // per ms
 	start    int64
 }
 
+// turn is the stretch of time in which a promise is made; it is forgotten after the
+// next one, since nobody sleeps longer than one.
+const turn = int64(MaxWait / time.Millisecond)
+
+// forgotten is when a leaky bucket is as if it had never been, at the rate it was last
+// used with.
+func (b *bucket) forgotten() int64 {
+	return b.at + max(Idle.Milliseconds(), int64(math.Ceil(min(b.level/b.rate, 1e12))))
+}
+
 // now is the bucket as it is at that time, leaking at rate.
 func (b bucket) now(at int64, rate float64) bucket {
+	if b.rate > 0 && at >= b.forgotten() {
+		b = bucket{at: at}
+	}
 	leaked := rate * float64(max(at-b.at, 0))
-	return bucket{at: at, level: max(b.level-leaked, 0), promised: max(b.promised-leaked, 0), rate: rate}
+	switch at/turn - b.at/turn {
+	case 0:
+	case 1:
+		b.promised, b.earlier = 0, b.promised
+	default:
+		b.promised, b.earlier = 0, 0
+	}
+	return bucket{at: at, level: max(b.level-leaked, 0), promised: b.promised, earlier: b.earlier, rate: rate}
+}
+
+// keep is a promise that was kept.
+func (b *bucket) keep(cost float64) {
+	old := min(b.earlier, cost)
+	b.earlier -= old
+	b.promised = max(b.promised-(cost-old), 0)
 }
 
 // Book is all buckets. Make it with New.
@@ -123,7 +151,7 @@ func (k *Book) look(l *Limit, at int64, cost float64, waited bool) (o one) {
 		b := k.get(name).now(at, rate)
 		held := b.level
 		if !waited {
-			held += b.promised
+			held += b.promised + b.earlier
 		}
 		return one{wait: over(held, cost, rate), remaining: holds(rate) - b.level, reset: b.level / rate}
 	}
@@ -203,8 +231,8 @@ type taken struct {
 	start int64
 }
 
-// Take takes a request that Look let in, at the same now.
-func (k *Book) Take(now time.Time, limits []Limit, tokens int) Charge {
+// Take takes a request that Look let in, at the same now. slept: it was promised room.
+func (k *Book) Take(now time.Time, limits []Limit, tokens int, slept bool) Charge {
 	at := now.UnixMilli()
 	c := Charge{Tokens: max(tokens, 1)}
 	for i := range limits {
@@ -220,13 +248,24 @@ func (k *Book) Take(now time.Time, limits []Limit, tokens int) Charge {
 			add(l.id(), 0, at-at%l.Per.Milliseconds())
 			continue
 		}
-		owned := l.Own > 0 && k.look(l, at, cost, true).owned
+		owned := l.Own > 0 && k.look(l, at, cost, slept).owned
 		add(l.id(), perMilli(l.Amount, l.Per), 0)
 		if owned {
 			add(l.slice(), perMilli(l.Own, l.Per), 0)
 		}
+		if slept {
+			k.kept(l.id(), cost)
+			k.kept(l.slice(), cost)
+		}
 	}
 	return c
+}
+
+// kept takes back a promise that was made to a request of that cost.
+func (k *Book) kept(name id, cost float64) {
+	if b := k.buckets[name]; b != nil {
+		b.keep(cost)
+	}
 }
 
 // add changes a bucket's level, not below nothing.
@@ -266,11 +305,9 @@ func (k *Book) Sweep(now time.Time) {
 		}
 		k.checks = k.checks[1:]
 		b := k.buckets[c.id]
-		due := b.at + Idle.Milliseconds()
+		due := max(b.at+Idle.Milliseconds(), b.start+c.window)
 		if b.rate > 0 {
-			due = max(due, b.at+int64(min((b.level+b.promised)/b.rate, 1e15)))
-		} else {
-			due = max(due, b.start+c.window)
+			due = b.forgotten()
 		}
 		if due <= at {
 			delete(k.buckets, c.id)

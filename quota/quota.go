@@ -1,8 +1,8 @@
 // Package quota is the arithmetic of limits: leaky buckets and fixed windows of tokens
 // and of requests, looked at and taken from together or not at all. Pure: the caller
 // passes now, and calls a Book from one goroutine at a time. registry/memory keeps one;
-// registry/redis does the same arithmetic in its scripts and is held to the vectors in
-// testdata. DESIGN.md has the rules.
+// registry/redis does the same arithmetic in its scripts, and a test holds it to the
+// answers of a Book. DESIGN.md has the rules.
 package quota
 
 import (
@@ -25,7 +25,7 @@ const (
 	// Day is the window from which on a limit is a budget: who has spent it is not told
 	// to come back.
 	Day = 24 * time.Hour
-	// Slack of a token is forgiven: what rounding to thousandths adds up to.
+	// Slack of a token is forgiven: what rounding adds up to.
 	Slack = 0.01
 
 	// maxAmount keeps the arithmetic exact in a float64.
@@ -62,7 +62,7 @@ const (
 // window of length Per, counted from the Unix epoch, ends.
 type Limit struct {
 	Scope  string // whose it is, for the refusal
-	Bucket string // names who shares it, unique with its scope; of all gateways the same
+	Bucket string // names who shares it, with the scope; no two limits of a request share one
 	Unit   Unit
 	Amount int64
 	Per    time.Duration // whole milliseconds
@@ -72,7 +72,7 @@ type Limit struct {
 	// request needs no room in Bucket, where it counts all the same, so that the others
 	// give way. Beyond it the slice borrows what Bucket has left. 0 = none.
 	Own   int64
-	Slice string // the slice's bucket
+	Slice string // names it
 }
 
 // Budget says that who has spent it is not told to come back.

@@ -57,7 +57,7 @@ func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain)
 		opened: now, deadline: q.Deadline, tokens: q.Tokens, bytes: charge(q.Bytes), forecast: f,
 	}
 	if len(q.Limits) > 0 {
-		rec.charge = r.quota.Take(now, q.Limits, q.Tokens)
+		rec.charge = r.quota.Take(now, q.Limits, q.Tokens, q.Slept)
 		r.totals.Reserved += int64(q.Tokens)
 	}
 	r.put(rec, now)

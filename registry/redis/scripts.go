@@ -113,6 +113,7 @@ func constants(cfg *Config) string {
 		{"RETRY_MOST", ms(maxRetry)},
 		{"QUOTA_IDLE", ms(quota.Idle)},
 		{"QUOTA_BURST", ms(quota.Burst)},
+		{"QUOTA_TURN", ms(quota.MaxWait)},
 		{"QUOTA_DAY", ms(quota.Day)},
 		{"QUOTA_SLACK", quota.Slack},
 	} {

@@ -195,20 +195,26 @@ local function started(r)
   if r.forecast ~= '' and r.tries == 1 then learn(r, now - r.opened) end
 end
 
--- A bucket of a limit is "<level> <at> <promised> <rate per ms>", or of a window
--- "<taken> <start> w <its length in ms>". bucket reads a leaky one as it is now.
+-- A bucket of a limit is "<level> <at> <promised> <promised in the turn before> <rate per
+-- ms>", or of a window "<taken> <start> w <its length in ms>". bucket reads a leaky one
+-- as it is now. Why there are turns is in package quota.
 local function bucket(text, rate)
-  local level, at, promised = string.match(text or '', '^(%S+) (%S+) (%S+)')
-  if not level then return 0, 0 end
-  local leaked = rate * math.max(now - tonumber(at), 0)
-  return math.max(tonumber(level) - leaked, 0), math.max(tonumber(promised) - leaked, 0)
+  local level, at, promised, earlier = string.match(text or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)')
+  if not level then return 0, 0, 0 end
+  at = tonumber(at)
+  local turns = math.floor(now / QUOTA_TURN) - math.floor(at / QUOTA_TURN)
+  if turns ~= 0 then
+    earlier = turns == 1 and promised or 0
+    promised = 0
+  end
+  return math.max(tonumber(level) - rate * math.max(now - at, 0), 0), tonumber(promised), tonumber(earlier)
 end
 
 -- fill writes a leaky bucket; it is forgotten once unused for QUOTA_IDLE, one in debt
 -- when that is paid.
-local function fill(key, level, promised, rate)
-  local keep = math.max(QUOTA_IDLE, math.min((level + promised) / rate, 1e12))
-  call('SET', key, string.format('%.3f %.0f %.3f %.17g', level, now, promised, rate), 'PX', string.format('%.0f', math.ceil(keep)))
+local function fill(key, level, promised, earlier, rate)
+  local keep = math.max(QUOTA_IDLE, math.min(level / rate, 1e12))
+  call('SET', key, string.format('%.6f %.0f %.6f %.6f %.17g', level, now, promised, earlier, rate), 'PX', string.format('%.0f', math.ceil(keep)))
 end
 
 -- window reads what was taken in the window that began at start, and fill_window writes.
@@ -220,7 +226,7 @@ end
 
 local function fill_window(key, taken, start, length)
   local keep = math.max(QUOTA_IDLE, start + length - now)
-  call('SET', key, string.format('%.3f %.0f w %.0f', taken, start, length), 'PX', string.format('%.0f', keep))
+  call('SET', key, string.format('%.0f %.0f w %.0f', taken, start, length), 'PX', string.format('%.0f', keep))
 end
 
 -- settle replaces what a record's charge, "<tokens> <bucket>,<rate or start>,<w or l>,<length> …",
@@ -243,8 +249,8 @@ local function settle(r, used)
       local taken, began = window(text, number)
       if began <= number then fill_window(key, math.max(taken + used - reserved, 0), number, tonumber(length)) end
     else
-      local level, promised = bucket(text, number)
-      fill(key, math.max(level + used - reserved, 0), promised, number)
+      local level, promised, earlier = bucket(text, number)
+      fill(key, math.max(level + used - reserved, 0), promised, earlier, number)
     end
   end
 end

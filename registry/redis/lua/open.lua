@@ -59,7 +59,7 @@ end
 r = {
   v = VERSION, id = id, state = QUEUED, attempt = '', owner = '', owned = 0, tries = 0, cancel = 0, orphan = 0,
   reply = reply, gateway = ARGV[17], lane = L, tier = tier, model = model, deadline = deadline, tokens = tokens, bytes = bytes,
-  shard = shard, opened = now, forecast = forecast, charge = take_limits(limits, tokens),
+  shard = shard, opened = now, forecast = forecast, charge = take_limits(limits, tokens, slept),
 }
 save(r)
 lives(r)

@@ -31,11 +31,14 @@ local function over(held, cost, rate)
   return (held + math.min(cost, most) - most) / rate
 end
 
-local function leaky(text, rate, cost, slept)
-  local level, promised = bucket(text, rate)
-  return { level = level, promised = promised, rate = rate, remaining = holds(rate) - level,
-    wait = over(slept and level or level + promised, cost, rate) }
+-- leaky is how a bucket stands, and has room for cost when.
+local function leaky(id, text, rate, cost, slept)
+  local level, promised, earlier = bucket(text, rate)
+  return { id = id, level = level, promised = promised, earlier = earlier, rate = rate, remaining = holds(rate) - level,
+    wait = over(slept and level or level + promised + earlier, cost, rate) }
 end
+
+local function write(b) fill(P .. 'quota:' .. b.id, b.level, b.promised, b.earlier, b.rate) end
 
 -- look leaves in each limit how it stands, and answers which has room last (0 = all
 -- have) and when.
@@ -49,10 +52,10 @@ local function look(limits, slept)
       l.remaining, l.reset = l.amount - l.taken, l.start + l.per - now
       wait = (l.taken > 0 and l.taken + l.cost > l.amount + QUOTA_SLACK) and l.reset or 0
     else
-      l.all = leaky(l.text, l.amount / l.per, l.cost, slept)
+      l.all = leaky(l.id, l.text, l.amount / l.per, l.cost, slept)
       wait, l.remaining, l.reset = l.all.wait, l.all.remaining, l.all.level / l.all.rate
       if l.own > 0 then
-        l.part = leaky(l.slice_text, l.own / l.per, l.cost, slept)
+        l.part = leaky(l.slice, l.slice_text, l.own / l.per, l.cost, slept)
         wait, l.remaining = math.min(wait, l.part.wait), math.max(l.remaining, l.part.remaining)
       end
     end
@@ -64,13 +67,21 @@ end
 -- promise keeps the place of a request that sleeps until there is room.
 local function promise(limits)
   for _, l in ipairs(limits) do
-    if l.all then fill(P .. 'quota:' .. l.id, l.all.level, l.all.promised + l.cost, l.all.rate) end
-    if l.part then fill(P .. 'quota:' .. l.slice, l.part.level, l.part.promised + l.cost, l.part.rate) end
+    for _, b in ipairs({ l.all, l.part }) do
+      b.promised = b.promised + l.cost
+      write(b)
+    end
   end
 end
 
--- take takes a request that look let in, and answers its charge (see settle).
-local function take_limits(limits, tokens)
+-- kept takes back a promise that was made to a request of that cost.
+local function kept(b, cost)
+  local old = math.min(b.earlier, cost)
+  b.earlier, b.promised = b.earlier - old, math.max(b.promised - (cost - old), 0)
+end
+
+-- take_limits takes a request that look let in, and answers its charge (see settle).
+local function take_limits(limits, tokens, slept)
   local charge = { tostring(tokens) }
   local function charged(l, id, number, kind)
     if l.unit == 't' then charge[#charge + 1] = string.format('%s,%.17g,%s,%.0f', id, number, kind, l.per) end
@@ -79,13 +90,15 @@ local function take_limits(limits, tokens)
     if l.kind == 'w' then
       if l.began <= l.start then fill_window(P .. 'quota:' .. l.id, l.taken + l.cost, l.start, l.per) end
       charged(l, l.id, l.start, 'w')
-    else
-      fill(P .. 'quota:' .. l.id, l.all.level + l.cost, l.all.promised, l.all.rate)
-      charged(l, l.id, l.all.rate, 'l')
-      if l.part and over(l.part.level, l.cost, l.part.rate) == 0 then
-        fill(P .. 'quota:' .. l.slice, l.part.level + l.cost, l.part.promised, l.part.rate)
-        charged(l, l.slice, l.part.rate, 'l')
+    end
+    for _, b in ipairs({ l.all, l.part }) do
+      local takes = b == l.all or b.wait == 0
+      if takes then
+        b.level = b.level + l.cost
+        charged(l, b.id, b.rate, 'l')
       end
+      if slept then kept(b, l.cost) end
+      if takes or slept then write(b) end
     end
   end
   return #limits > 0 and table.concat(charge, ' ') or ''
