@@ -106,6 +106,18 @@ func Drain(rows []Row, model string, now time.Time) (engines int, tokensPerSecon
 	return engines, tokensPerSecond, firstToken
 }
 
+// Step is the shortest time of a step, which is a token of each answer, on an engine
+// that serves model now; 0 = none says it.
+func Step(rows []Row, model string, now time.Time) (step time.Duration) {
+	m := hash(model)
+	for i := range rows {
+		if s := rows[i].Step; s > 0 && rows[i].serves(m, now) && (step == 0 || s < step) {
+			step = s
+		}
+	}
+	return step
+}
+
 // Relief has a bit for each tier that has relief on an engine that serves model now.
 func Relief(rows []Row, model string, now time.Time) (tiers uint16) {
 	m := hash(model)

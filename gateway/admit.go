@@ -198,6 +198,12 @@ func (x *exchange) queue() *refusal {
 	if drain.Engines == 0 {
 		return g.noEngine(p.Model, key.Pool, known, now)
 	}
+	if l := &x.limits; l.patience > 0 {
+		inference, timeout := x.inference(firstToken, output, now), time.Duration(float64(l.patience)/sdkPart)
+		if !l.fit(inference) {
+			return x.tooImpatient(timeout, inference)
+		}
+	}
 	if g.directory.relieved(p.Model, x.class.Tier, now) {
 		x.limits.relieve(x.maxDeadline())
 	}

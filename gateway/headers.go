@@ -6,6 +6,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"penstock/fleet"
+	"penstock/reason"
 )
 
 const (
@@ -91,16 +94,34 @@ var patiences = []struct {
 	{"X-Envoy-Expected-Rq-Timeout-Ms", time.Millisecond, false},
 }
 
-// fit leaves the time for the answer itself out of what the client's patience is for
-// waiting. It reports false where nothing is left: not even an idle engine would answer
-// in time.
+// fit takes the time that the answer itself needs off the client's patience. It reports
+// false where nothing is left: not even a start at once would answer in time.
 func (l *limits) fit(inference time.Duration) bool {
 	if l.patience == 0 {
 		return true
 	}
-	left := l.patience - inference
-	l.deadline = min(l.deadline, max(left, time.Millisecond))
-	return left > 0
+	l.patience -= inference
+	l.deadline = min(l.deadline, l.patience)
+	return l.patience > 0
+}
+
+// inference is how long the request is expected to run until its client has what its
+// patience counts to: the whole answer, or of a stream the first token where the
+// patience starts anew with every byte.
+func (x *exchange) inference(firstToken time.Duration, output int, now time.Time) time.Duration {
+	if x.limits.idle && x.request.Stream {
+		return firstToken
+	}
+	return firstToken + time.Duration(output)*fleet.Step(x.g.directory.rowsOf(x.class.Lane.Pool), x.request.Model, now)
+}
+
+// tooImpatient is the refusal of a request that could not be answered in time by an
+// idle engine either.
+func (x *exchange) tooImpatient(timeout, inference time.Duration) *refusal {
+	return &refusal{
+		reason: reason.DeadlinePassed, model: x.request.Model, retry: -1,
+		detail: fmt.Sprintf("The answer of model '%s' takes about %s, and the client's own timeout is %s, of which a fifth is kept for the way. Raise the timeout or lower max_tokens.", x.request.Model, seconds(inference), seconds(timeout)),
+	}
 }
 
 // parseTimeout reads "6", "6.5" (of unit), "6s" or "6000ms", up to a year.

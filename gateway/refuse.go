@@ -26,7 +26,7 @@ type refusal struct {
 	ahead   int           // requests ahead
 	wait    time.Duration // predicted wait, or for a passed deadline the wait that was
 	limit   time.Duration // the longest predicted wait it would have got a place for; only for /debug/state
-	retry   time.Duration // come back then; 0 = the table's
+	retry   time.Duration // come back then; 0 = the table's, below 0 = never
 	noRetry bool          // x-should-retry: false on top of the table's
 	status  int           // 0 = the table's
 	seed    byte          // random per request: spreads the table's retry
@@ -97,6 +97,9 @@ func (c *Config) rule(f *refusal) rule {
 	}
 	if r.code == "" {
 		r.code = f.reason.String()
+	}
+	if f.retry < 0 {
+		r.retry, r.noRetry = 0, true
 	}
 	if r.retry > 0 {
 		// The table's times spread by a quarter, so that a crowd does not come back

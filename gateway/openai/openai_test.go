@@ -49,6 +49,56 @@ func TestParse(t *testing.T) {
 	}
 }
 
+func TestWishes(t *testing.T) {
+	type want struct {
+		Tools       bool
+		SystemBytes int
+		Priority    int
+		ServiceTier string
+	}
+	for _, c := range []struct {
+		body string
+		want want
+	}{
+		{`{"model":"q"}`, want{}},
+		{`{"model":"q","tools":[]}`, want{}},
+		{`{"model":"q","tools":[{}],"priority":-3,"service_tier":"flex"}`, want{true, 0, -3, "flex"}},
+		{`{"model":"q","messages":[{"content":"abc","role":"system"},{"role":"developer","content":[{"type":"text","text":"de"}]},{"role":"user","content":"fghi"}]}`, want{SystemBytes: 5}},
+		{`{"model":"q","priority":1e300,"service_tier":"` + strings.Repeat("x", 65) + `"}`, want{Priority: maxPriority}},
+		{`{"model":"q","priority":null,"service_tier":null}`, want{}},
+	} {
+		p, bad := Parse("chat", []byte(c.body))
+		if bad != nil {
+			t.Fatalf("%s: fault %q", c.body, bad.Message)
+		}
+		if diff := cmp.Diff(c.want, want{p.Tools, p.SystemBytes, p.Priority, p.ServiceTier}); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", c.body, diff)
+		}
+	}
+}
+
+func TestRename(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"model":"q"}`: `{"model":"new \"one\""}`,
+		` { "a": {"model": "q"}, "model" :  "qq" , "b":1}`:                   ` { "a": {"model": "q"}, "model" :  "new \"one\"" , "b":1}`,
+		`{"messages":[{"content":"\"model\":\"q\""}],"m\u006fdel":"\u0071"}`: `{"messages":[{"content":"\"model\":\"q\""}],"m\u006fdel":"new \"one\""}`,
+	} {
+		given := []byte(body)
+		p, bad := Parse("chat", given)
+		if bad != nil {
+			t.Fatalf("%s: fault %q", body, bad.Message)
+		}
+		p.Rename(`new "one"`)
+		if string(p.Body) != want || p.Model != `new "one"` || string(given) != body {
+			t.Errorf("%s became %s, model %q; want %s, and what was given as it was", body, p.Body, p.Model, want)
+		}
+		p.Rename("q")
+		if again, bad := Parse("chat", p.Body); bad != nil || again.Model != "q" {
+			t.Errorf("%s, renamed twice: %s", body, p.Body)
+		}
+	}
+}
+
 func TestParseFaults(t *testing.T) {
 	for _, c := range []struct{ body, param string }{
 		{``, ""},
@@ -68,6 +118,9 @@ func TestParseFaults(t *testing.T) {
 		{`{"model":"a","stream":"true"}`, "stream"},
 		{`{"model":"a","stream":1}`, "stream"},
 		{`{"model":"a","n":"2"}`, "n"},
+		{`{"model":"a","priority":"2"}`, "priority"},
+		{`{"model":"a","service_tier":2}`, "service_tier"},
+		{`{"model":"a","priority":1,"priority":2}`, "priority"},
 		{`{"model":"a","stream_options":{},"Stream_Options":{}}`, "stream_options"},
 	} {
 		name := c.body[:min(len(c.body), 40)]
@@ -100,6 +153,10 @@ func FuzzParse(f *testing.F) {
 		var model string
 		if utf8.Valid(body) && json.Unmarshal(other["model"], &model) == nil && model != p.Model {
 			t.Errorf("%q: model %q, encoding/json says %q", body, p.Model, model)
+		}
+		p.Rename("other")
+		if again, bad := Parse("chat", p.Body); bad != nil || again.Model != "other" {
+			t.Errorf("%q renamed is %q", body, p.Body)
 		}
 	})
 }
