@@ -34,7 +34,7 @@ func TestBrokerNotFound(t *testing.T) {
 		eventually(t, call+" again", func() bool { return p.count(call) == 2 })
 	}
 	eventually(t, "the lane at rest", func() bool { return p.waiting() == 0 })
-	if n, took := times("first"), time.Since(began); n != 2 || took > Lease/2 {
+	if n, took := times("first"), time.Since(began); n != 2 || took >= Lease {
 		t.Errorf("%d deliveries, at rest after %v; want 2 and no wait for the lease", n, took)
 	}
 	if n := testutil.ToFloat64(c.metrics.failures.WithLabelValues(failureLease)); n != 0 {
