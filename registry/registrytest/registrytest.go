@@ -90,6 +90,12 @@ func Run(t *testing.T, with With) {
 		{"a place is kept for who comes back", testPlace},
 		{"the drain rate is remembered", testRate},
 		{"what comes seldom says little of the rate", testUnderload},
+		{"every limit has room or none is taken", testLimits},
+		{"who sleeps for a limit is not overtaken", testLimitSleep},
+		{"what is used is settled once", testSettle},
+		{"more than was reserved is a debt", testDebt},
+		{"windows and budgets", testWindow},
+		{"a slice is its owner's", testSlice},
 		{"engines are listed until long gone", testDirectory},
 		{"nothing stays at rest", testRest},
 	} {
@@ -103,7 +109,8 @@ func Run(t *testing.T, with With) {
 type rig struct {
 	*testing.T
 	Harness
-	ctx context.Context
+	ctx    context.Context
+	probes int // asked so far, see left
 }
 
 const reply = "gateway"
