@@ -33,6 +33,7 @@ type options struct {
 	warm, span, tail  time.Duration
 	divide            int
 	longer            int
+	bytesPerToken     float64
 	patience, giveUp  time.Duration
 	retries           int
 	obey              bool
@@ -56,6 +57,7 @@ func run() error {
 	flag.DurationVar(&o.tail, "tail", 0, "arrivals after them, so that the last live under the same load")
 	flag.IntVar(&o.divide, "divide", 4, "trace lengths are divided by this")
 	flag.IntVar(&o.longer, "longer", 4, "prompts are then this much longer: so many bytes of English are a token, and one is for the test model")
+	flag.Float64Var(&o.bytesPerToken, "bytes-per-token", 1, "the model's: 1 for the test model, 4 for a simulated engine")
 	flag.DurationVar(&o.patience, "patience", 10*time.Second, "close without a first token by then")
 	flag.IntVar(&o.retries, "retries", 0, "attempts after a refusal")
 	flag.DurationVar(&o.giveUp, "give-up", 0, "no attempt begins later than this after the first; --tail should be as long; 0 = no limit")
@@ -140,7 +142,7 @@ func (o *options) arrivals(shapes []load.Shape, rate float64, seed uint64) []loa
 
 func (o *options) config(arrivals []load.Arrival) load.Config {
 	return load.Config{
-		URL: o.url, Model: o.model, Arrivals: arrivals, BytesPerToken: 1, Patience: o.patience,
+		URL: o.url, Model: o.model, Arrivals: arrivals, BytesPerToken: o.bytesPerToken, Patience: o.patience,
 		GiveUp: o.giveUp, Retries: o.retries, ObeyRetry: o.obey, Backoff: time.Second, SLO: load.DefaultSLO, Seed: o.seed,
 	}
 }

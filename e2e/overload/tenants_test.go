@@ -20,7 +20,7 @@ import (
 // notice. About a minute.
 func TestTenants(t *testing.T) {
 	o := options{
-		model: "tiny", trace: "../../sim/traces/azure_llm_2023_conv.csv", divide: 4, longer: 4, rate: 1.5, times: 10, seed: 1,
+		model: "tiny", trace: "../../sim/traces/azure_llm_2023_conv.csv", divide: 4, longer: 4, bytesPerToken: 1, rate: 1.5, times: 10, seed: 1,
 		warm: 5 * time.Second, span: 25 * time.Second, tail: 10 * time.Second, patience: 10 * time.Second, giveUp: 10 * time.Second, retries: 3,
 	}
 	o.url = behind(t, os.Getenv("E2E_BINARY"), os.Getenv("E2E_ENGINE"))
