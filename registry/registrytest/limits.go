@@ -3,6 +3,8 @@ package registrytest
 import (
 	"fmt"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock/lane"
@@ -229,4 +231,27 @@ func testSlice(r *rig) {
 	r.let("5", 300, owner)
 	r.let("6", 2000, owner) // borrowed
 	r.refused("7", 2000, 0, pool)
+}
+
+// testParallel: however many come at once, a limit is passed by one request at most.
+func testParallel(r *rig) {
+	limits := []quota.Limit{{Scope: quota.Tenant, Bucket: "a", Amount: 12_000, Per: time.Minute}} // holds 10,000
+	var wait sync.WaitGroup
+	var in atomic.Int64
+	for i := range 200 {
+		wait.Go(func() {
+			k := lane.Key{Tier: "default", Type: "chat", Model: "m", Tenant: strconv.Itoa(i)}
+			a, err := r.Records.Open(r.ctx, registry.Request{ID: k.Tenant, Lane: k, Reply: reply, Deadline: r.Now().Add(time.Minute), Tokens: 4000, Limit: time.Hour, Limits: limits}, engines)
+			if err != nil {
+				r.Error(err)
+			}
+			if a.Reason == reason.OK {
+				in.Add(4000)
+			}
+		})
+	}
+	wait.Wait()
+	if got := in.Load(); got < 8000 || got > 10_000+4000 {
+		r.Errorf("%d tokens of a limit of 10,000 went in at once, want 8,000 to 14,000", got)
+	}
 }

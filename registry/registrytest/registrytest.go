@@ -91,6 +91,7 @@ func Run(t *testing.T, with With) {
 		{"the drain rate is remembered", testRate},
 		{"what comes seldom says little of the rate", testUnderload},
 		{"every limit has room or none is taken", testLimits},
+		{"no crowd passes a limit", testParallel},
 		{"who sleeps for a limit is not overtaken", testLimitSleep},
 		{"what is used is settled once", testSettle},
 		{"more than was reserved is a debt", testDebt},
