@@ -256,7 +256,7 @@ func TestMetrics(t *testing.T) {
 		"penstock_engine_kv_usage_ratio": 1, "penstock_engine_running_requests": 1, "penstock_engine_waiting_requests": 1,
 		"penstock_engine_step_seconds": 1, "penstock_engine_sample_age_seconds": 1, "penstock_engine_scrape_seconds": 1,
 		"penstock_engine_state": len(state.States), "penstock_inflight_requests": 1, "penstock_inflight_tokens": 1,
-		"penstock_suspend_seconds": 1, "penstock_engine_aborts_total": 2, "penstock_decisions_total": 47, "penstock_attempts_total": 17,
+		"penstock_suspend_seconds": 1, "penstock_engine_aborts_total": 2, "penstock_decisions_total": 48, "penstock_attempts_total": 17,
 	} {
 		if have[name] != want {
 			t.Errorf("%s: got %d series, want %d", name, have[name], want)

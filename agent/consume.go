@@ -206,13 +206,13 @@ func backoff(n int) time.Duration {
 	return min(faultPause<<min(max(n, 0), 10), faultPauseMost)
 }
 
-// request is what the decision sees of a message.
+// request is what the decision sees of a message, but for its tier, which core knows.
 func (a *Agent) request(now time.Time, m *queue.Message) scheduler.Request {
 	hash, _ := strconv.ParseUint(m.ID[:min(len(m.ID), 16)], 16, 64) // ids are random hex; any other id draws 0
 	return scheduler.Request{
 		Hash: hash, PromptTokens: m.PromptTokens, SafePrompt: m.SafePrompt, ExpectedOut: m.ExpectedOut, MaxTokens: m.MaxTokens,
 		Sequences: max(m.Sequences, 1), Class: xxhash.Sum64String(m.Lane.Tenant + "\x00" + m.Lane.Model), Model: xxhash.Sum64String(m.Lane.Model),
-		Tenant: xxhash.Sum64String(m.Lane.Tenant), Tier: scheduler.Rank(a.cfg.Scheduler.Tiers, m.Lane.Tier), Opened: m.Opened, Deadline: m.Deadline,
+		Tenant: xxhash.Sum64String(m.Lane.Tenant), Opened: m.Opened, Deadline: m.Deadline,
 		SLOTTFT: m.SLOTTFT, SLOTTFTNamed: m.SLOTTFTNamed, SLOTPOT: m.SLOTPOT, Stream: m.Stream, Aborted: a.seen.Marked(now, m.ID),
 	}
 }

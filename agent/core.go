@@ -33,7 +33,9 @@ type core struct {
 
 	mu       sync.Mutex // guards all below
 	sched    *scheduler.State
+	tiers    []scheduler.Tier // as sched has them
 	room     room
+	lanes    laneCounts
 	health   health.Pulse
 	runs     map[string]*run // by request id, between begin and end
 	last     scheduler.Sample
@@ -56,6 +58,8 @@ func newCore(sched *scheduler.State, cfg *Config, m *state.Counters) *core {
 	return &core{
 		metrics: m,
 		sched:   sched,
+		tiers:   cfg.Scheduler.Tiers,
+		lanes:   newLaneCounts(),
 		health:  health.NewPulse(cfg.LeaveAfter),
 		room:    newRoom(cfg.Room, cfg.RoomPerLane),
 		runs:    make(map[string]*run),
@@ -68,12 +72,17 @@ func newCore(sched *scheduler.State, cfg *Config, m *state.Counters) *core {
 func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (answer, *head) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	req.Tier = scheduler.Rank(c.tiers, m.Lane.Tier)
 	v := c.sched.Decide(now, req)
 	if bar, barred := c.barred(); v.Action == scheduler.Start && barred {
 		bar.Action = scheduler.Suspend
 		v = bar
 	}
+	if (v.Action == scheduler.Start || v.Action == scheduler.Hold) && c.lanes.full(m.Lane, c.room.of(m.Lane)) {
+		v = scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.LaneLimit, After: lanePause}
+	}
 	if v.Action == scheduler.Start && len(c.room.heads) == 0 {
+		c.lanes.add(m.Lane, 1)
 		return c.note(now, m.ID, req, answer{v, c.sched.Reserve(now, req)}), nil
 	}
 	if v.Action != scheduler.Start && v.Action != scheduler.Hold {
@@ -122,6 +131,7 @@ func (c *core) fill(now time.Time) scheduler.Verdict {
 		a := answer{Verdict: v}
 		if v.Action == scheduler.Start {
 			a.slot = c.sched.Reserve(now, &c.room.reqs[i])
+			c.lanes.add(c.room.heads[i].lane, 1)
 		}
 		c.leave(now, i, a)
 	}
@@ -273,6 +283,7 @@ func (c *core) release(now time.Time, r *run, why reason.Reason, cut bool) {
 		c.sched.Release(now, r.slot)
 	}
 	r.slot = 0
+	c.lanes.add(r.Message.Lane, -1)
 	c.fill(now)
 }
 

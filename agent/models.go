@@ -85,16 +85,16 @@ func (c *core) setModels(names []string, longest int) (changed bool) {
 }
 
 // setBacklog adds up what waits for the engine's models, by tier.
-func (c *core) setBacklog(rows []registry.Backlog, tiers []scheduler.Tier) {
+func (c *core) setBacklog(rows []registry.Backlog) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var waiting [scheduler.MostTiers]int
 	for i := range rows {
 		if slices.Contains(c.models, rows[i].Model) {
-			waiting[scheduler.Rank(tiers, rows[i].Tier)] += rows[i].Requests
+			waiting[scheduler.Rank(c.tiers, rows[i].Tier)] += rows[i].Requests
 		}
 	}
-	for i := range tiers {
+	for i := range c.tiers {
 		c.sched.SetBacklog(i, waiting[i])
 	}
 }

@@ -38,16 +38,18 @@ func newRoom(size, perLane int) room {
 	}
 }
 
-// free reports whether a head of k may stay: perLane of one lane.
-func (r *room) free(k lane.Key) bool {
-	n := 0
+// of is how many heads of a lane are in it.
+func (r *room) of(k lane.Key) (n int) {
 	for _, h := range r.heads {
 		if h.lane == k {
 			n++
 		}
 	}
-	return n < r.perLane
+	return n
 }
+
+// free reports whether a head of k may stay: perLane of one lane.
+func (r *room) free(k lane.Key) bool { return r.of(k) < r.perLane }
 
 // full reports whether one has to leave.
 func (r *room) full() bool { return len(r.heads) > r.size }

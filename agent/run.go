@@ -67,8 +67,11 @@ type Deps struct {
 	Peers func() []fleet.Row
 	// Backlog is what waits in the lanes; nil where there is one tier, which needs none.
 	Backlog func(now time.Time) []registry.Backlog
-	Metrics prometheus.Registerer // with the label node
-	Log     *slog.Logger
+	// LaneLimit is how many requests of a lane may run on this engine at once, 0 = as
+	// many as it lets. It must not wait; nil: no lane has a limit.
+	LaneLimit func(k lane.Key) int
+	Metrics   prometheus.Registerer // with the label node
+	Log       *slog.Logger
 }
 
 // Agent serves one engine.
@@ -129,6 +132,9 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 		return nil, err
 	}
 	a.core = newCore(sched, &cfg, a.metrics)
+	if deps.LaneLimit != nil {
+		a.core.lanes.limit = deps.LaneLimit
+	}
 	s, err := scraper.New(cfg.Scraper, deps.Metrics, a.log, a.observe, a.bad)
 	if err != nil {
 		return nil, err
@@ -160,7 +166,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { return every(work, registry.RenewEvery, a.put, a.announce) })
 	g.Go(func() error { return every(work, registry.RenewEvery, nil, a.renew) })
 	g.Go(func() error { return every(work, beatEvery, nil, a.beat) }) // apart from watch: a mailbox may be slow
-	if a.deps.Backlog != nil && len(a.cfg.Scheduler.Tiers) > 1 {
+	if a.deps.Backlog != nil {
 		g.Go(func() error { return every(work, backlogEvery, nil, a.readBacklog) })
 	}
 	g.Go(func() error { return a.deps.Consumer.Run(work, a.handle) })
@@ -312,7 +318,9 @@ func (a *Agent) beat(_ context.Context, now time.Time) {
 
 // readBacklog tells the scheduler how much of each tier waits for the engine's models.
 func (a *Agent) readBacklog(_ context.Context, now time.Time) {
-	a.core.setBacklog(a.deps.Backlog(now), a.cfg.Scheduler.Tiers)
+	if a.core.tiered() {
+		a.core.setBacklog(a.deps.Backlog(now))
+	}
 }
 
 func (a *Agent) peers(now time.Time) []scheduler.Peer {

@@ -34,6 +34,7 @@ const (
 	TenantTurn  // a tenant that has had far less waits for room
 	PeerFree    // another engine can start it now
 	RoomFull    // the ready room has no place for another head
+	LaneLimit   // as many of its lane run on this engine as the policy lets
 
 	// Why a head waits or is refused: the engine cannot be judged or used.
 
@@ -96,7 +97,7 @@ const (
 var names = [end]string{
 	None: "none", OK: "ok", Probe: "probe",
 	KVHigh: "kv_high", KVBand: "kv_band", KVCredit: "kv_credit", KVForecast: "kv_forecast", StepsSlow: "steps_slow", WaitingHigh: "waiting_high", SeatsFull: "seats_full",
-	WaitingSome: "waiting", PrefillBusy: "prefill_busy", Cold: "cold_start", Late: "late", TierCeiling: "tier_ceiling", TierTurn: "tier_turn", TenantTurn: "tenant_turn", PeerFree: "peer_free", RoomFull: "room_full",
+	WaitingSome: "waiting", PrefillBusy: "prefill_busy", Cold: "cold_start", Late: "late", TierCeiling: "tier_ceiling", TierTurn: "tier_turn", TenantTurn: "tenant_turn", PeerFree: "peer_free", RoomFull: "room_full", LaneLimit: "lane_concurrency",
 	Stale: "stale", Blind: "blind", Stuck: "stuck", Asleep: "asleep", Draining: "draining", Starting: "starting",
 	GPULost: "gpu_lost", GPUFault: "gpu_fault",
 	Aborted: "aborted", DeadlinePassed: "queue_deadline_exceeded", TooLarge: "too_large", AlreadyDone: "already_done",

@@ -67,7 +67,7 @@ func expected(a scheduler.Action, r reason.Reason) bool {
 	case scheduler.Suspend:
 		return r >= reason.KVHigh && r <= reason.GPUFault || r == reason.EngineDown
 	}
-	return r >= reason.KVHigh && r < reason.Stale
+	return r >= reason.KVHigh && r < reason.LaneLimit
 }
 
 // Decided counts what a head was told.

@@ -19,6 +19,7 @@ import (
 	"penstock/agent/health"
 	"penstock/fleet"
 	"penstock/lane"
+	"penstock/policy"
 	"penstock/queue/rocketmq"
 	registryredis "penstock/registry/redis"
 	responseredis "penstock/response/redis"
@@ -146,12 +147,13 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	}
 	node, err = agent.New(cfg, agent.Deps{
 		Records: records, Directory: records, Consumer: lanes, Append: mail.Append, Flush: mail.Flush,
-		Peers: others.Rows, Backlog: records.Backlog,
+		Peers: others.Rows, Backlog: records.Backlog, LaneLimit: rules.Concurrency,
 		Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": cfg.Node}, metrics), Log: log,
 	})
 	if err != nil {
 		return usage("%w", err)
 	}
+	rules.OnChange(func(p *policy.Policy) { node.SetTiers(p.Tiers) })
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, rules.Tiers))
 	face, err := control.New(opts.grpcKeys, control.Deps{
 		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.rocketmq.Concurrency, Metrics: metrics, Log: log,

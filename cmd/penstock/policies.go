@@ -110,5 +110,8 @@ func (p *policies) Rank(tier string) int { return p.Current().Rank(tier) }
 // Pace is the most starts per second of a lane.
 func (p *policies) Pace(k lane.Key) float64 { return p.Current().Lane(k).StartsPerSecond }
 
+// Concurrency is how many requests of a lane may run on one engine.
+func (p *policies) Concurrency(k lane.Key) int { return p.Current().Lane(k).Concurrency }
+
 // Tiers are those in force.
 func (p *policies) Tiers() []policy.Tier { return p.Current().Tiers }

@@ -21,6 +21,7 @@ import (
 	"penstock/agent/health"
 	"penstock/fleet"
 	"penstock/gateway"
+	"penstock/policy"
 	queuememory "penstock/queue/memory"
 	"penstock/registry"
 	registrymemory "penstock/registry/memory"
@@ -86,12 +87,13 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		cfg.LeaveAfter = 0 // a lane in memory costs nothing to leave: its requests go to the other engines at once
 		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.engineKey, opts.grace, opts.law, s.policies.Tiers()
 		node, err := agent.New(cfg, agent.Deps{
-			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows, Backlog: s.records.Backlog,
+			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows, Backlog: s.records.Backlog, LaneLimit: s.policies.Concurrency,
 			Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, metrics), Log: log,
 		})
 		if err != nil {
 			return nil, err
 		}
+		s.policies.OnChange(func(p *policy.Policy) { node.SetTiers(p.Tiers) })
 		s.nodes = append(s.nodes, name)
 		s.agents = append(s.agents, node)
 	}
