@@ -132,6 +132,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	e.plan = s.plan(e)
 	s.peak.Add(&e.plan)
 	s.prompts += promptGain * (float64(r.prompt()) - s.prompts)
+	s.works += promptGain * (float64(e.prompt+e.expected) - s.works)
 	s.flow.started(e.prompt + e.expected)
 	s.enter(t, r, e)
 	return Slot(uint64(e.gen)<<32 | uint64(i+1))

@@ -199,6 +199,7 @@ type State struct {
 	flow     flow
 	heads    heads
 	prompts  float64 // tokens of a prompt, EWMA over what was started
+	works    float64 // the same with the expected output
 	lengths  forecast.Lengths
 	peak     forecast.Peak
 	gauge    forecast.Gauge

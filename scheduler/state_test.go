@@ -252,8 +252,29 @@ func TestViewStart(t *testing.T) {
 	for range 30 {
 		s.Reserve(now, &Request{PromptTokens: 1000, Stream: true})
 	}
-	if v, want = observe(0.10), seconds(30_000/v.DrainRate); v.Start != want {
+	if v, want = observe(0.10), s.speed.prefill(30_000); v.Start != want {
 		t.Errorf("start in %s with 30,000 prompt tokens pending, the gate is %s; want %s", v.Start, v.Gate, want)
+	}
+}
+
+// TestDrainOfTinyPrompts holds that an engine which never had to let anybody wait is not
+// taken for one that takes as few tokens as its tiny prompts have.
+func TestDrainOfTinyPrompts(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s, err := New(DefaultConfig(), now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		now = now.Add(50 * time.Millisecond)
+		s.Observe(now, Sample{At: now, Running: 1, KVTokens: 100_000})
+		id := s.Reserve(now, &Request{PromptTokens: 4, ExpectedOut: 200, Stream: true})
+		now = now.Add(20 * time.Millisecond)
+		s.Progress(now, id, 4, 1)
+		s.Finish(now, id)
+	}
+	if got := s.View(now).DrainRate; got < 0.9*50*204 {
+		t.Errorf("drains %.0f tokens/s, want 50 requests of 204 tokens", got)
 	}
 }
 

@@ -32,7 +32,7 @@ type View struct {
 	FirstToken time.Duration // from start to first token, in the mean; 0 = not known
 	Start      time.Duration // predicted wait of a request that comes now: the tokens to be worked off before the gate opens / DrainRate; 0 = none, or not known
 	Relief     uint16        // tiers that have relief, 1 << their place
-	DrainRate  float64       // expected tokens started per second while work waits; until that is known the prefill rate, which is more; 0 = not known
+	DrainRate  float64       // expected tokens started per second while work waits; until that is known as fast as their prompts are computed, which is more; 0 = not known
 }
 
 // View reads the state; it changes nothing that a decision sees.
@@ -57,11 +57,11 @@ func (s *State) View(now time.Time) View {
 	}
 	v.Freeness = max(int(free), 0)
 	if v.DrainRate = s.flow.drain(); v.DrainRate == 0 {
-		v.DrainRate = s.speed.rate() // nothing can be taken faster than its prompt is computed
+		v.DrainRate = s.speed.rate() * s.works / max(s.prompts, 1e-9) // nothing can be taken faster than its prompt is computed
 	}
 	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
 	if v.Gate != reason.OK && v.DrainRate > 0 {
-		v.Start = seconds(max(-free, float64(v.Pending)) / v.DrainRate) // what is missing holds prompts pending already
+		v.Start = max(seconds(max(-free, 0)/v.DrainRate), s.speed.prefill(v.Pending)) // what is missing holds prompts pending already
 	}
 	return v
 }
