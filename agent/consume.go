@@ -49,6 +49,9 @@ func (a *Agent) handle(ctx context.Context, m *queue.Message, started func()) qu
 	now := time.Now()
 	req := a.request(now, m)
 	v, head := a.core.decide(now, m, &req)
+	if v.Reason == reason.LaneLimit && a.core.parks(ctx, m.Lane, a.cfg.RoomHold) {
+		v, head = a.core.decide(time.Now(), m, &req)
+	}
 	if head != nil {
 		v = a.wait(ctx, head)
 	}

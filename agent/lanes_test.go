@@ -37,9 +37,10 @@ func TestLaneLimit(t *testing.T) {
 		refuse := func(name string) {
 			t.Helper()
 			r := n.deliver(n.message(4, tenant(name)))
-			if len(n.fake.calls) != 0 || len(r) != 1 {
-				t.Fatalf("%s: got a start, want a suspend", name)
+			if len(n.fake.calls) != 0 || len(r) != 0 {
+				t.Fatalf("%s: got a start or an answer, want it to wait for one of its lane", name)
 			}
+			<-r
 			if d := n.debug().Decisions[0]; d.Reason != reason.LaneLimit.String() || d.After != lanePause {
 				t.Fatalf("%s: %+v, want lane_concurrency", name, d)
 			}
@@ -66,11 +67,22 @@ func TestLaneLimit(t *testing.T) {
 		refuse("a")
 		end(5 + 1)
 		start("a")
-		for _, i := range []int{2, 3, 4, 5, 7} {
+		for _, i := range []int{2, 3, 4, 5} {
 			end(i)
 		}
-		if left := n.agent.core.lanes.running; len(left) != 0 {
-			t.Errorf("counts left: %v", left)
+		next := n.deliver(n.message(4, tenant("a")))
+		if second := n.deliver(n.message(4, tenant("a"))); len(second) != 1 || len(next) != 0 {
+			t.Errorf("one of a lane is to wait for an end, not %d of two", 2-len(second)-len(next))
+		}
+		end(7)
+		synctest.Wait()
+		if len(n.fake.calls) != 1 {
+			t.Fatal("the place that came free was not taken at once")
+		}
+		out, calls = append(out, next), append(calls, <-n.fake.calls)
+		end(8)
+		if left := n.agent.core.lanes.running; len(left)+len(n.agent.core.lanes.parked) != 0 {
+			t.Errorf("counts left: %v, %v", left, n.agent.core.lanes.parked)
 		}
 	})
 }
