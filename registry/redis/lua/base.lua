@@ -25,6 +25,8 @@ local SKEW = 0
 local time = call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + SKEW
 
+local NOW = string.format('%.0f', now)
+
 local QUEUED, RUNNING, STREAMING, FINISHED = 1, 2, 3, 4
 
 local FIELDS = {
@@ -195,11 +197,11 @@ local function started(r)
   if r.forecast ~= '' and r.tries == 1 then learn(r, now - r.opened) end
 end
 
--- A bucket of a limit is "<level> <at> <promised> <promised in the turn before> <rate per
--- ms>", or of a window "<taken> <start> w <its length in ms>". bucket reads a leaky one
--- as it is now. Why there are turns is in package quota.
+-- A bucket of a limit is "<level> <at> <promised> <promised in the turn before>", or of a
+-- window "<taken> <start>". bucket reads a leaky one as it is now, leaking at rate per ms.
+-- Why there are turns is in package quota.
 local function bucket(text, rate)
-  local level, at, promised, earlier = string.match(text or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)')
+  local level, at, promised, earlier = string.match(text or '', '^(%S+) (%S+) (%S+) (%S+)')
   if not level then return 0, 0, 0 end
   at = tonumber(at)
   local turns = math.floor(now / QUOTA_TURN) - math.floor(at / QUOTA_TURN)
@@ -213,25 +215,26 @@ end
 -- fill writes a leaky bucket; it is forgotten once unused for QUOTA_IDLE, one in debt
 -- when that is paid.
 local function fill(key, level, promised, earlier, rate)
-  local keep = math.max(QUOTA_IDLE, math.min(level / rate, 1e12))
-  call('SET', key, string.format('%.6f %.0f %.6f %.6f %.17g', level, now, promised, earlier, rate), 'PX', string.format('%.0f', math.ceil(keep)))
+  local keep = math.max(QUOTA_IDLE, math.ceil(math.min(level / rate, 1e12)))
+  local promises = ' 0 0'
+  if promised > 0 or earlier > 0 then promises = string.format(' %.6f %.6f', promised, earlier) end
+  call('SET', key, string.format('%.6f ', level) .. NOW .. promises, 'PX', keep)
 end
 
 -- window reads what was taken in the window that began at start, and fill_window writes.
 local function window(text, start)
-  local taken, began = string.match(text or '', '^(%S+) (%S+) w')
+  local taken, began = string.match(text or '', '^(%S+) (%S+)$')
   began = tonumber(began or 0)
   return began == start and tonumber(taken) or 0, began
 end
 
 local function fill_window(key, taken, start, length)
-  local keep = math.max(QUOTA_IDLE, start + length - now)
-  call('SET', key, string.format('%.0f %.0f w %.0f', taken, start, length), 'PX', string.format('%.0f', keep))
+  call('SET', key, string.format('%.0f %.0f', taken, start), 'PX', math.max(QUOTA_IDLE, start + length - now))
 end
 
--- settle replaces what a record's charge, "<tokens> <bucket>,<rate or start>,<w or l>,<length> …",
--- has reserved by what was used; below 0: as it was reserved. More than was
--- reserved is a debt. It is called once per record.
+-- settle replaces what a record's charge has reserved by what was used; below 0: as it
+-- was reserved. More than was reserved is a debt. A charge is "<tokens> <bucket>,<kind>,
+-- <amount, or of a window its start>,<per> …". It is called once per record.
 local settled, refunded = 0, 0
 local function settle(r, used)
   local charge = r.charge or ''
@@ -241,16 +244,17 @@ local function settle(r, used)
   if used < 0 then used = reserved end
   settled, refunded = settled + used, refunded + math.max(reserved - used, 0)
   if used == reserved then return end
-  for id, number, kind, length in string.gmatch(charge, ' ([^,]+),([^,]+),(%a),(%d+)') do
-    local key, text = P .. 'quota:' .. id, nil
-    text = call('GET', key)
-    number = tonumber(number)
+  for id, kind, number, per in string.gmatch(charge, ' ([^,]+),(%a),(%d+),(%d+)') do
+    local key = P .. 'quota:' .. id
+    local text = call('GET', key)
+    number, per = tonumber(number), tonumber(per)
     if kind == 'w' then
       local taken, began = window(text, number)
-      if began <= number then fill_window(key, math.max(taken + used - reserved, 0), number, tonumber(length)) end
+      if began <= number then fill_window(key, math.max(taken + used - reserved, 0), number, per) end
     else
-      local level, promised, earlier = bucket(text, number)
-      fill(key, math.max(level + used - reserved, 0), promised, earlier, number)
+      local rate = number / per
+      local level, promised, earlier = bucket(text, rate)
+      fill(key, math.max(level + used - reserved, 0), promised, earlier, rate)
     end
   end
 end
