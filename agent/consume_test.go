@@ -24,8 +24,9 @@ func failure(why reason.Reason, status int) error {
 // TestOutcomes is the table of DESIGN.md, row by row.
 func TestOutcomes(t *testing.T) {
 	type ends struct {
-		record string // the call that settled it; "" = none
-		after  time.Duration
+		record  string // the call that settled it; "" = none
+		after   time.Duration
+		charged int64 // tokens of its limits, 10 of the prompt and 4 of the output reserved
 	}
 	tokenThen := func(err error) func(*node, *upcall) {
 		return func(_ *node, c *upcall) {
@@ -48,22 +49,22 @@ func TestOutcomes(t *testing.T) {
 		engine func(*node, *upcall) // nil: the engine is not asked
 		want   ends
 	}{
-		{"complete stream", nil, func(_ *node, c *upcall) { c.token(1); c.done() }, ends{"finish done finished", 0}},
-		{"complete plain", plain, func(_ *node, c *upcall) { c.answer <- vllm.Answer{Status: 200, Body: []byte("{}")} }, ends{"finish done finished", 0}},
-		{"engine 4xx", nil, fail(failure(reason.EngineRefused, 400)), ends{"finish failed engine_refused", 0}},
-		{"engine 4xx, plain", plain, fail(failure(reason.EngineRefused, 404)), ends{"finish failed engine_refused", 0}},
-		{"aborted before the first token", nil, cancel, ends{"finish failed aborted", 0}},
-		{"aborted mid-stream", nil, first(cancel), ends{"finish failed aborted", 0}},
-		{"aborted plain", plain, cancel, ends{"finish failed aborted", 0}},
-		{"past its deadline", func(m *queue.Message) { m.Deadline = time.Now().Add(-time.Second) }, nil, ends{"finish dropped queue_deadline_exceeded", 0}},
-		{"engine refuses the connection", nil, fail(failure(reason.EngineDown, 0)), ends{"release blameless=false", 200 * time.Millisecond}},
-		{"engine 5xx, plain", plain, fail(failure(reason.EngineDown, 500)), ends{"release blameless=false", 200 * time.Millisecond}},
-		{"engine's own cap", nil, fail(failure(reason.EngineBusy, 503)), ends{"release blameless=true", 200 * time.Millisecond}},
-		{"engine drains", nil, fail(failure(reason.EngineDrained, 500)), ends{"release blameless=true", 200 * time.Millisecond}},
-		{"no byte for the stall limit", nil, fail(failure(reason.Stalled, 0)), ends{"release blameless=false", 200 * time.Millisecond}},
-		{"broke after the first byte", nil, tokenThen(failure(reason.UpstreamLost, 0)), ends{"finish failed upstream_lost", 0}},
-		{"stalled after the first byte", nil, tokenThen(failure(reason.Stalled, 0)), ends{"finish failed upstream_lost", 0}},
-		{"engine dies after the first byte", nil, tokenThen(failure(reason.EngineDown, 500)), ends{"finish failed upstream_lost", 0}},
+		{"complete stream", nil, func(_ *node, c *upcall) { c.token(1); c.done() }, ends{"finish done finished", 0, 11}},
+		{"complete plain", plain, func(_ *node, c *upcall) { c.answer <- vllm.Answer{Status: 200, Body: []byte("{}")} }, ends{"finish done finished", 0, 14}},
+		{"engine 4xx", nil, fail(failure(reason.EngineRefused, 400)), ends{"finish failed engine_refused", 0, 0}},
+		{"engine 4xx, plain", plain, fail(failure(reason.EngineRefused, 404)), ends{"finish failed engine_refused", 0, 0}},
+		{"aborted before the first token", nil, cancel, ends{"finish failed aborted", 0, 10}},
+		{"aborted mid-stream", nil, first(cancel), ends{"finish failed aborted", 0, 11}},
+		{"aborted plain", plain, cancel, ends{"finish failed aborted", 0, 14}},
+		{"past its deadline", func(m *queue.Message) { m.Deadline = time.Now().Add(-time.Second) }, nil, ends{"finish dropped queue_deadline_exceeded", 0, 0}},
+		{"engine refuses the connection", nil, fail(failure(reason.EngineDown, 0)), ends{"release blameless=false", 200 * time.Millisecond, 0}},
+		{"engine 5xx, plain", plain, fail(failure(reason.EngineDown, 500)), ends{"release blameless=false", 200 * time.Millisecond, 0}},
+		{"engine's own cap", nil, fail(failure(reason.EngineBusy, 503)), ends{"release blameless=true", 200 * time.Millisecond, 0}},
+		{"engine drains", nil, fail(failure(reason.EngineDrained, 500)), ends{"release blameless=true", 200 * time.Millisecond, 0}},
+		{"no byte for the stall limit", nil, fail(failure(reason.Stalled, 0)), ends{"release blameless=false", 200 * time.Millisecond, 0}},
+		{"broke after the first byte", nil, tokenThen(failure(reason.UpstreamLost, 0)), ends{"finish failed upstream_lost", 0, 11}},
+		{"stalled after the first byte", nil, tokenThen(failure(reason.Stalled, 0)), ends{"finish failed upstream_lost", 0, 11}},
+		{"engine dies after the first byte", nil, tokenThen(failure(reason.EngineDown, 500)), ends{"finish failed upstream_lost", 0, 11}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -86,6 +87,9 @@ func TestOutcomes(t *testing.T) {
 				n.settled(<-result, tc.want.after)
 				if got := n.store.calls(); !slices.Equal(got, []string{tc.want.record}) {
 					t.Errorf("record: got %q, want %q", got, tc.want.record)
+				}
+				if got := n.reg.Quota().Settled; got != tc.want.charged {
+					t.Errorf("charged %d tokens, want %d", got, tc.want.charged)
 				}
 				if s := n.agent.State(time.Now()); s.Running != 0 || s.View.Requests != 0 {
 					t.Errorf("afterwards: got %d running, %d in the ledger, want none", s.Running, s.View.Requests)
