@@ -6,6 +6,7 @@ import (
 
 	"penstock/lane"
 	"penstock/reason"
+	"penstock/registry"
 )
 
 // Config bounds the records and says what only the wiring knows. The funcs must
@@ -19,9 +20,10 @@ type Config struct {
 	// Terminal encodes the event for a request that a claim or a release must end:
 	// UpstreamLost, TriesUsed or Aborted. attempt is the last that ran.
 	Terminal func(id, attempt string, why reason.Reason) []byte
-	Rank     func(tier string) int        // 0 is served first; nil: all tiers are equal
-	Pace     func(k lane.Key) float64     // most starts per second of a lane, 0 = no limit; nil: none
-	Live     func(reply string) (ok bool) // is the gateway behind a reply address there? nil: always
+	Rank     func(tier string) int            // 0 is served first; nil: all tiers are equal
+	Bounds   func(k lane.Key) registry.Bounds // of a lane, for what comes; nil: all are the fields above
+	Pace     func(k lane.Key) float64         // most starts per second of a lane, 0 = no limit; nil: none
+	Live     func(reply string) (ok bool)     // is the gateway behind a reply address there? nil: always
 }
 
 // DefaultConfig has the bounds for one host: a lane of 10,000 requests or 256 MiB,

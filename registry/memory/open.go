@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/door"
@@ -21,7 +22,7 @@ func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain)
 		return registry.Admission{}, errors.New("registry/memory: open without an id")
 	}
 	q.Tokens, q.Bytes = max(q.Tokens, 1), max(q.Bytes, 0)
-	rank := r.cfg.Rank(q.Lane.Tier)
+	rank, bounds := r.cfg.Rank(q.Lane.Tier), r.bounds(q.Lane)
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,8 +44,8 @@ func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain)
 	if l := r.lanes[q.Lane]; l != nil {
 		own = *l
 	}
-	full := own.outstanding >= r.cfg.LaneRequests ||
-		own.bytes+charge(q.Bytes) > r.cfg.LaneBytes || r.bytes+charge(q.Bytes) > r.cfg.TotalBytes
+	full := own.outstanding >= bounds.Requests ||
+		own.bytes+charge(q.Bytes) > bounds.Bytes || r.bytes+charge(q.Bytes) > r.cfg.TotalBytes
 	a, f := r.door.Judge(&door.Visitor{
 		ID: q.ID, Lane: q.Lane, Rank: rank, Fingerprint: q.Fingerprint, Tokens: q.Tokens, Limit: q.Limit, Own: own.waiting, Rate: d.Rate, Full: full,
 	}, now)
@@ -63,6 +64,18 @@ func (r *Registry) Open(_ context.Context, q registry.Request, d registry.Drain)
 	r.put(rec, now)
 	r.count(rec, rank, now)
 	return a, nil
+}
+
+// bounds are a lane's, at most the store's.
+func (r *Registry) bounds(k lane.Key) registry.Bounds {
+	b := r.cfg.Bounds(k)
+	if b.Requests <= 0 || b.Requests > r.cfg.LaneRequests {
+		b.Requests = r.cfg.LaneRequests
+	}
+	if b.Bytes <= 0 || b.Bytes > r.cfg.LaneBytes {
+		b.Bytes = r.cfg.LaneBytes
+	}
+	return b
 }
 
 // charge is what a body of n bytes counts for.

@@ -99,6 +99,9 @@ func New(cfg Config, appendEvent func(reply string, event []byte) error, cancel 
 	if cfg.Rank == nil {
 		cfg.Rank = func(string) int { return 0 }
 	}
+	if cfg.Bounds == nil {
+		cfg.Bounds = func(lane.Key) registry.Bounds { return registry.Bounds{} }
+	}
 	if cfg.Pace == nil {
 		cfg.Pace = func(lane.Key) float64 { return 0 }
 	}
