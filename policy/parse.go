@@ -283,12 +283,24 @@ func (l fileLimits) over(base Lane) Lane {
 	if l.Starts != nil {
 		base.StartsPerSecond = *l.Starts
 	}
+	if l.Requests != nil {
+		base.MaxRequests = *l.Requests
+	}
+	if l.Bytes != nil {
+		base.MaxBytes = *l.Bytes
+	}
+	if l.Width != nil {
+		base.Width = *l.Width
+	}
 	return base
 }
 
 func (d *document) limits(at []any, l Lane) {
 	d.number(append(at, "concurrency"), float64(l.Concurrency), 1e6)
 	d.number(append(at, "starts-per-second"), l.StartsPerSecond, 1e6)
+	d.number(append(at, "max-requests"), float64(l.MaxRequests), 1e6)
+	d.number(append(at, "max-bytes"), float64(l.MaxBytes), 1<<40)
+	d.number(append(at, "width"), float64(l.Width), 1024)
 }
 
 // bounds are a span's, wide open where it names none.

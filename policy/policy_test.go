@@ -26,7 +26,10 @@ func TestExample(t *testing.T) {
 	if got := strings.Join(p.TierNames(), " "); got != "vip normal trial default" || p.DefaultTier() != "default" {
 		t.Errorf("tiers %s, default %s", got, p.DefaultTier())
 	}
-	for tier, want := range map[string]Lane{"vip": {30, 200}, "normal": {15, 50}, "trial": {1, 1}, "default": {10, 10}} {
+	for tier, want := range map[string]Lane{
+		"vip": {Concurrency: 30, StartsPerSecond: 200, MaxRequests: 10_000}, "normal": {Concurrency: 15, StartsPerSecond: 50, MaxRequests: 1000},
+		"trial": {Concurrency: 1, StartsPerSecond: 1, MaxRequests: 20, MaxBytes: 8 << 20, Width: 1}, "default": {Concurrency: 10, StartsPerSecond: 10, MaxRequests: 1000},
+	} {
 		if got := p.Lane(lane.Key{Tier: tier, Type: "chat", Model: "m", Tenant: "t"}); got != want {
 			t.Errorf("%s: %+v, want %+v", tier, got, want)
 		}

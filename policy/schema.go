@@ -108,6 +108,9 @@ type filePattern struct {
 type fileLimits struct {
 	Concurrency *int     `yaml:"concurrency"`
 	Starts      *float64 `yaml:"starts-per-second"`
+	Requests    *int     `yaml:"max-requests"`
+	Bytes       *int64   `yaml:"max-bytes"`
+	Width       *int     `yaml:"width"`
 }
 
 // UnmarshalYAML takes one word for a list of one.

@@ -64,6 +64,13 @@ type Request struct {
 	Slept    bool          // it has slept as it was told
 }
 
+// Bounds are those of one lane, within the store's own; 0 = the store's.
+type Bounds struct {
+	Requests int   // outstanding, queued and running
+	Bytes    int64 // of the bodies of these, with what each is charged beside its body
+	Width    int   // shards; in memory a lane has none
+}
+
 // Drain is how fast the live engines of a model take work, from fleet rows.
 type Drain struct {
 	Engines int     // live engines that serve the model; 0 = refuse with NoEngine

@@ -122,7 +122,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			node.Cancel(id, attempt)
 		}
 	}
-	back.registry.Rank, back.registry.Pace = rules.Rank, rules.Pace
+	back.registry.Rank, back.registry.Pace, back.registry.Bounds = rules.Rank, rules.Pace, rules.Bounds
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
 		return usage("%w", err)

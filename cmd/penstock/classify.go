@@ -183,6 +183,7 @@ func (c *classified) write(w io.Writer) error {
 	row(t, "lane", c.Lane, "tier/type/model/pool/tenant")
 	row(t, "concurrency", most(float64(c.Limit.Concurrency)), "requests of the lane that run at once on one engine")
 	row(t, "starts per second", most(c.Limit.StartsPerSecond), "of the lane, on all engines")
+	row(t, "most requests", most(float64(c.Limit.MaxRequests)), "of the lane that wait and run")
 	for _, l := range c.Limits {
 		row(t, "quota", l, "")
 	}

@@ -82,7 +82,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	if err != nil {
 		return usage("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
 	}
-	back.registry.Rank = rules.Rank
+	back.registry.Rank, back.registry.Bounds = rules.Rank, rules.Bounds
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
 		return usage("%w", err)

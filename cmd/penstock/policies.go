@@ -13,6 +13,7 @@ import (
 	"penstock/lane"
 	"penstock/policy"
 	"penstock/policy/source"
+	"penstock/registry"
 )
 
 // policyFlag is that of whoever goes by a policy; all processes of a fleet are given
@@ -109,6 +110,12 @@ func (p *policies) Rank(tier string) int { return p.Current().Rank(tier) }
 
 // Pace is the most starts per second of a lane.
 func (p *policies) Pace(k lane.Key) float64 { return p.Current().Lane(k).StartsPerSecond }
+
+// Bounds are those of a lane in the record store.
+func (p *policies) Bounds(k lane.Key) registry.Bounds {
+	l := p.Current().Lane(k)
+	return registry.Bounds{Requests: l.MaxRequests, Bytes: l.MaxBytes, Width: l.Width}
+}
 
 // Concurrency is how many requests of a lane may run on one engine.
 func (p *policies) Concurrency(k lane.Key) int { return p.Current().Lane(k).Concurrency }

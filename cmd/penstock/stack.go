@@ -71,7 +71,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	records := registrymemory.DefaultConfig()
-	records.Terminal, records.Rank, records.Pace = terminal, s.policies.Rank, s.policies.Pace
+	records.Terminal, records.Rank, records.Pace, records.Bounds = terminal, s.policies.Rank, s.policies.Pace, s.policies.Bounds
 	s.records, err = registrymemory.New(records, bus.Append, s.cancel)
 	if err != nil {
 		return nil, err

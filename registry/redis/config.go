@@ -16,6 +16,7 @@ import (
 
 	"penstock/lane"
 	"penstock/reason"
+	"penstock/registry"
 )
 
 // Config says where Redis is, how long it may take, and bounds the records. The
@@ -42,10 +43,11 @@ type Config struct {
 	// Terminal encodes the event for a request that a call must end: UpstreamLost,
 	// TriesUsed or Aborted. attempt is the last that ran.
 	Terminal func(id, attempt string, why reason.Reason) []byte
-	Rank     func(tier string) int           // 0 is served first; nil: all tiers are equal
-	Pace     func(k lane.Key) float64        // most starts per second of a lane, 0 = no limit; nil: none
-	Live     func(reply string) string       // the key that exists while the gateway behind a reply address does, "" = not known; nil: always ""
-	Cancel   func(owner, id, attempt string) // a request was cancelled somewhere; owner and attempt "" when it was queued. May be nil; must not block
+	Rank     func(tier string) int            // 0 is served first; nil: all tiers are equal
+	Bounds   func(k lane.Key) registry.Bounds // of a lane, for what comes; nil: all are the fields above
+	Pace     func(k lane.Key) float64         // most starts per second of a lane, 0 = no limit; nil: none
+	Live     func(reply string) string        // the key that exists while the gateway behind a reply address does, "" = not known; nil: always ""
+	Cancel   func(owner, id, attempt string)  // a request was cancelled somewhere; owner and attempt "" when it was queued. May be nil; must not block
 }
 
 // DefaultConfig has the bounds of registry/memory, the shard width and the waits of

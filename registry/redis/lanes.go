@@ -64,6 +64,21 @@ func listed(k lane.Key) (id, key string, err error) {
 	return base64.RawURLEncoding.EncodeToString(h.Sum(nil)[:16]), string(text), nil
 }
 
+// bounds are a lane's, at most the store's.
+func (r *Registry) bounds(k lane.Key) registry.Bounds {
+	b := r.cfg.Bounds(k)
+	if b.Requests <= 0 || b.Requests > r.cfg.LaneRequests {
+		b.Requests = r.cfg.LaneRequests
+	}
+	if b.Bytes <= 0 || b.Bytes > r.cfg.LaneBytes {
+		b.Bytes = r.cfg.LaneBytes
+	}
+	if b.Width <= 0 || b.Width > r.cfg.Width {
+		b.Width = r.cfg.Width
+	}
+	return b
+}
+
 func parseEntry(entry string) (registry.Lane, error) {
 	width, text, _ := strings.Cut(entry, " ")
 	var k keyText

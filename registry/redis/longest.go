@@ -21,7 +21,7 @@ func (r *Registry) Longest(ctx context.Context, n int) (longest []registry.LaneB
 			return nil, 0, err
 		}
 		l := registry.LaneBacklog{
-			Lane: entry.Key, Requests: row.int(i + 1), Tokens: row.int(i + 2), Oldest: row.millis(i + 3), Running: row.int(i + 4), Width: r.cfg.Width,
+			Lane: entry.Key, Requests: row.int(i + 1), Tokens: row.int(i + 2), Oldest: row.millis(i + 3), Running: row.int(i + 4), Width: r.bounds(entry.Key).Width,
 		}
 		l.Held = l.Running >= row.int(i+5) // one request of a shard runs at a time
 		longest = append(longest, l)

@@ -31,10 +31,11 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	}
 	confirmed, forget := r.await(id)
 	defer forget()
-	args := append(make([]any, 0, 18+7*len(q.Limits)), q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
+	bounds := r.bounds(q.Lane)
+	args := append(make([]any, 0, 21+7*len(q.Limits)), q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
 		r.stamp(q.Deadline), max(q.Tokens, 1), max(q.Bytes, 0)+recordBytes, q.Limit.Milliseconds(),
 		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate(d.Rate), spread(q.ID), key, r.cfg.Live(q.Reply),
-		q.Patience.Milliseconds(), bit(q.Slept))
+		bounds.Requests, bounds.Bytes, bounds.Width, q.Patience.Milliseconds(), bit(q.Slept))
 	answer, err := r.run(ctx, "open", 0, limitArgs(args, q.Limits)...)
 	row, err := answered(answer, err, 7)
 	if err != nil {

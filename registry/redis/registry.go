@@ -76,6 +76,9 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Registry, er
 	if cfg.Rank == nil {
 		cfg.Rank = func(string) int { return 0 }
 	}
+	if cfg.Bounds == nil {
+		cfg.Bounds = func(lane.Key) registry.Bounds { return registry.Bounds{} }
+	}
 	if cfg.Pace == nil {
 		cfg.Pace = func(lane.Key) float64 { return 0 }
 	}

@@ -90,10 +90,7 @@ func constants(cfg *Config) string {
 		{"HOLD", ms(hold)},
 		{"MAILBOX", cfg.Mailbox},
 		{"RECORD_BYTES", recordBytes},
-		{"LANE_REQUESTS", cfg.LaneRequests},
-		{"LANE_BYTES", cfg.LaneBytes},
 		{"TOTAL_BYTES", cfg.TotalBytes},
-		{"WIDTH", cfg.Width},
 		{"LANE_IDLE", ms(laneIdle)},
 		{"WAITING", 500}, // more than an agent looks at until it asks again; 11 kB
 		{"ENGINE_KEPT", ms(engineKept)},

@@ -1,7 +1,7 @@
 -- Creates the record of a request, or refuses and leaves no count behind.
 -- ARGV: prefix, id, lane, tier, rank, model, reply, deadline, tokens, bytes, limit,
 -- fingerprint, live engines, drain rate, spread, lane's key, key that lives with the gateway,
--- patience, 1 if it has slept, and its limits, see read_limits.
+-- the lane's most requests, bytes and shards, patience, 1 if it has slept, and its limits, see read_limits.
 -- Answer: {reason, wait, ahead, retry, kept, shard, lane confirmed}, then of a new request
 -- what "standing" adds.
 local id, L, tier, rank, model = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
@@ -22,11 +22,11 @@ if r then return answer({ 'ok', tonumber(r.forecast) or 0, 0, 0, 0 }, r.shard) e
 if tonumber(ARGV[13]) <= 0 then return answer({ 'no_engine', 0, 0, told(NO_ENGINE, v.spread), 0 }, 0) end
 heal(20)
 
-local slept, limits = ARGV[19] == '1', read_limits(20, tokens)
+local slept, limits = ARGV[22] == '1', read_limits(23, tokens)
 local tripped, until_room = look(limits, slept)
 if tripped > 0 then
   local budget = limits[tripped].kind == 'w' and limits[tripped].per >= QUOTA_DAY
-  if not slept and not budget and until_room <= tonumber(ARGV[18]) then promise(limits) end
+  if not slept and not budget and until_room <= tonumber(ARGV[21]) then promise(limits) end
   return standing(answer({ budget and 'insufficient_quota' or 'rate_limit_exceeded', 0, 0, 0, 0 }, 0), limits, tripped, until_room)
 end
 
@@ -40,7 +40,7 @@ end
 model_used(model)
 
 local total = tonumber(call('GET', P .. 'bytes') or 0)
-local full = (lane.n or 0) >= LANE_REQUESTS or (lane.b or 0) + bytes > LANE_BYTES or total + bytes > TOTAL_BYTES
+local full = (lane.n or 0) >= tonumber(ARGV[18]) or (lane.b or 0) + bytes > tonumber(ARGV[19]) or total + bytes > TOTAL_BYTES
 local a, forecast = judge(m, lane, v, full)
 if a[1] ~= 'ok' then
   call('PEXPIRE', m.key, HOLD)
@@ -50,7 +50,8 @@ end
 -- The lowest shard with nothing outstanding, else the one with the fewest tokens;
 -- every request has at least one.
 local shard, fewest = 0, math.huge
-for s = 0, WIDTH - 1 do
+local most = tonumber(ARGV[20])
+for s = 0, most - 1 do
   local held = lane['t' .. s] or 0
   if held < fewest then shard, fewest = s, held end
   if held == 0 then break end
@@ -70,5 +71,5 @@ count(r, true, true)
 -- before it is used.
 local width = 1
 while shard > 0 and width < 2 * (shard + 1) do width = 2 * width end
-enlist(L, math.min(width, WIDTH) .. ' ' .. ARGV[16])
+enlist(L, math.min(width, most) .. ' ' .. ARGV[16])
 return standing(answer(a, shard), limits, 0, 0)
