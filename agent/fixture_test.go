@@ -227,8 +227,10 @@ func tenant(name string) func(*queue.Message) {
 // open opens m's record, as a gateway does.
 func (n *node) open(m *queue.Message) {
 	n.t.Helper()
-	_, err := n.reg.Open(context.Background(), registry.Request{ID: m.ID, Lane: m.Lane, Reply: m.Reply, Deadline: m.Deadline, Tokens: m.Tokens(), Bytes: len(m.Body), Limit: time.Hour,
-		Limits: []quota.Limit{{Scope: quota.Tenant, Bucket: "t", Amount: 1 << 40, Per: time.Minute}}},
+	_, err := n.reg.Open(context.Background(), registry.Request{
+		ID: m.ID, Lane: m.Lane, Reply: m.Reply, Deadline: m.Deadline, Tokens: m.Tokens(), Bytes: len(m.Body), Limit: time.Hour,
+		Limits: []quota.Limit{{Scope: quota.Tenant, Bucket: "t", Amount: 1 << 40, Per: time.Minute}},
+	},
 		registry.Drain{Engines: 1})
 	check(n.t, err)
 }
