@@ -198,6 +198,9 @@ func (x *exchange) queue() *refusal {
 	if drain.Engines == 0 {
 		return g.noEngine(p.Model, key.Pool, known, now)
 	}
+	if f := x.paced(now); f != nil {
+		return f
+	}
 	if l := &x.limits; l.patience > 0 {
 		inference, timeout := x.inference(firstToken, output, now), time.Duration(float64(l.patience)/sdkPart)
 		if !l.fit(inference) {

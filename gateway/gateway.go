@@ -19,6 +19,7 @@ import (
 	"penstock/cost"
 	"penstock/fleet"
 	"penstock/gateway/openai"
+	"penstock/lane"
 	"penstock/policy"
 	"penstock/queue"
 	"penstock/reason"
@@ -77,6 +78,7 @@ type Gateway struct {
 	prices    prices
 	waiters   *waiters
 	journal   journal
+	sends     sends
 	metrics   *metrics
 	policy    atomic.Pointer[policy.Policy]
 	mux       *http.ServeMux
@@ -127,6 +129,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		cfg: cfg, deps: deps, metrics: m,
 		directory: directory{from: deps.Directory, rows: deps.Rows, rates: map[string]rate{}},
 		prices:    prices{estimate: estimate},
+		sends:     sends{next: map[lane.Key]time.Time{}},
 		waiters:   newWaiters(),
 		journal:   journal{byReason: map[reason.Reason]*Failures{}},
 		reply:     newID(),

@@ -283,6 +283,9 @@ func (l fileLimits) over(base Lane) Lane {
 	if l.Starts != nil {
 		base.StartsPerSecond = *l.Starts
 	}
+	if l.Sends != nil {
+		base.SendsPerSecond = *l.Sends
+	}
 	if l.Requests != nil {
 		base.MaxRequests = *l.Requests
 	}
@@ -298,6 +301,7 @@ func (l fileLimits) over(base Lane) Lane {
 func (d *document) limits(at []any, l Lane) {
 	d.number(append(at, "concurrency"), float64(l.Concurrency), 1e6)
 	d.number(append(at, "starts-per-second"), l.StartsPerSecond, 1e6)
+	d.number(append(at, "sends-per-second"), l.SendsPerSecond, 1e6)
 	d.number(append(at, "max-requests"), float64(l.MaxRequests), 1e6)
 	d.number(append(at, "max-bytes"), float64(l.MaxBytes), 1<<40)
 	d.number(append(at, "width"), float64(l.Width), 1024)

@@ -183,6 +183,7 @@ func (t *Tenant) May(names ...string) bool {
 type Lane struct {
 	Concurrency     int     `json:"concurrency"`       // requests that run at once, on each engine
 	StartsPerSecond float64 `json:"starts_per_second"` // of all engines together
+	SendsPerSecond  float64 `json:"sends_per_second"`  // of one gateway; above: refused
 	MaxRequests     int     `json:"max_requests"`      // outstanding, waiting and running; above: refused
 	MaxBytes        int64   `json:"max_bytes"`         // of their bodies
 	Width           int     `json:"width"`             // shards in a broker: so many may be on their way to engines at once

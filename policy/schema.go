@@ -108,6 +108,7 @@ type filePattern struct {
 type fileLimits struct {
 	Concurrency *int     `yaml:"concurrency"`
 	Starts      *float64 `yaml:"starts-per-second"`
+	Sends       *float64 `yaml:"sends-per-second"`
 	Requests    *int     `yaml:"max-requests"`
 	Bytes       *int64   `yaml:"max-bytes"`
 	Width       *int     `yaml:"width"`

@@ -1,0 +1,63 @@
+package gateway
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"penstock/lane"
+	"penstock/reason"
+)
+
+const (
+	sendBurst = time.Second // of its rate a lane that was quiet may send at once, at least one request
+	mostPaced = 10_000      // lanes remembered, about 2 MB; with more that send, those looked for last are not held
+)
+
+// sends holds lanes to the rate at which this gateway may send their requests.
+type sends struct {
+	mu   sync.Mutex
+	next map[lane.Key]time.Time // guarded by mu; when a lane's next request is due at its rate; those past may be missing
+}
+
+// wait takes a send of a lane, or says how long until it may be taken.
+func (s *sends) wait(k lane.Key, perSecond float64, now time.Time) time.Duration {
+	interval := time.Duration(float64(time.Second) / perSecond)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next, known := s.next[k]
+	if next.Before(now) {
+		next = now
+	}
+	if wait := next.Sub(now) - max(sendBurst-interval, 0); wait > 0 {
+		return wait
+	}
+	if !known && len(s.next) >= mostPaced {
+		for k, at := range s.next {
+			if at.Before(now) {
+				delete(s.next, k)
+			}
+		}
+		if len(s.next) >= mostPaced {
+			return 0
+		}
+	}
+	s.next[k] = next.Add(interval)
+	return 0
+}
+
+// paced refuses a request whose lane sends faster than it may.
+func (x *exchange) paced(now time.Time) *refusal {
+	rate := x.policy.Lane(x.class.Lane).SendsPerSecond
+	if rate == 0 {
+		return nil
+	}
+	wait := x.g.sends.wait(x.class.Lane, rate, now)
+	if wait == 0 {
+		return nil
+	}
+	return &refusal{
+		reason: reason.RateLimited, model: x.asked, wait: wait, retry: wholeSeconds(wait),
+		detail: fmt.Sprintf("Your limit of %g requests per second for model '%s' at this gateway is reached.", rate, x.asked),
+	}
+}
