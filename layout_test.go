@@ -28,7 +28,7 @@ var allowed = map[string][]string{
 
 	"quota":                 {},
 	"registry":              {"lane", "quota", "reason"},
-	"registry/door":         {"registry", "lane", "quota", "reason", "scheduler/fair"},
+	"registry/door":         {"registry", "lane", "quota", "reason"},
 	"registry/memory":       {"registry", "registry/door", "lane", "quota", "reason"},
 	"registry/registrytest": {"registry", "lane", "quota", "reason"},
 	"registry/redis":        {"registry", "registry/door", "lane", "quota", "reason"},

@@ -10,12 +10,9 @@ import (
 	"math"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
-	"penstock/scheduler/fair"
 )
 
 const (
@@ -25,10 +22,9 @@ const (
 	minRetry     = time.Second
 	maxRetry     = 60 * time.Second
 
-	errorGain  = 0.1             // EWMA of the forecast's error, about the last ten starts
-	errorMost  = 2               // an outage teaches no more than that, to be forgotten soon
-	credit     = 4 * time.Second // of the drain rate: how far behind the others a tenant may be who comes back
-	errorFloor = time.Second     // added to a forecast before its error is taken relative to it
+	errorGain  = 0.1         // EWMA of the forecast's error, about the last ten starts
+	errorMost  = 2           // an outage teaches no more than that, to be forgotten soon
+	errorFloor = time.Second // added to a forecast before its error is taken relative to it
 )
 
 // ModelKept is how long an idle model's rate and errors are remembered.
@@ -77,17 +73,10 @@ type starts struct {
 // class is one tier of a model.
 type class struct {
 	rank         int
-	share        Share             // what waits
-	lanes        map[lane.Key]line // with something waiting
-	turns        *fair.Counters    // of tenants, in tokens started
+	share        Share // what waits
+	lanes        int   // lanes with something waiting
 	bias, spread float64
 	places       places
-}
-
-// line is a lane with something waiting.
-type line struct {
-	share *Share
-	who   fair.Tenant
 }
 
 // Visitor is a request at the door.
@@ -118,7 +107,7 @@ func (d *Door) model(name string, now time.Time) *model {
 func (m *model) class(tier string, rank int) *class {
 	c := m.classes[tier]
 	if c == nil {
-		c = &class{lanes: map[lane.Key]line{}, turns: fair.New()}
+		c = &class{}
 		m.classes[tier] = c
 	}
 	c.rank = rank
@@ -151,7 +140,7 @@ func (d *Door) Judge(v *Visitor, now time.Time) (registry.Admission, Forecast) {
 	m := d.model(v.Lane.Model, now)
 	c := m.class(v.Lane.Tier, v.Rank)
 	at := now.Sub(d.epoch)
-	ahead, rate := m.ahead(c, v), m.drain(v.Rate, at, now)
+	ahead, rate := m.ahead(c.rank, v), m.drain(v.Rate, at, now)
 	a := registry.Admission{Reason: reason.OK, Ahead: ahead.Requests}
 	if rate <= 0 {
 		if v.Full {
@@ -175,45 +164,24 @@ func (d *Door) Judge(v *Visitor, now time.Time) (registry.Admission, Forecast) {
 	return a, Forecast{Wait: a.Wait, known: true}
 }
 
-// ahead is what would start before the visitor: the backlog of higher tiers, its own
-// lane's, and of the others of its tier what their tenants may have until it is its
-// turn, by the counters that the schedulers go by too.
-func (m *model) ahead(c *class, v *Visitor) Share {
-	all := v.Own
-	for _, o := range m.classes {
-		if o != c && o.rank <= c.rank {
-			all.add(o.share.Requests, o.share.Tokens)
+// ahead is what would start before the visitor: the backlog of its tier and the
+// higher ones, but no more than its lane's fair turn among their lanes.
+func (m *model) ahead(rank int, v *Visitor) Share {
+	var all Share
+	others := 0 // lanes but its own
+	for _, c := range m.classes {
+		if c.rank <= rank {
+			all.add(c.share.Requests, c.share.Tokens)
+			others += c.lanes
 		}
 	}
-	who := c.turns.Of(tenant(v.Lane))
-	mine := c.turns.Tokens(who)
-	if v.Own.Requests == 0 {
-		mine = max(mine, c.least(m.rate))
+	if v.Own.Requests > 0 {
+		others--
 	}
-	mine += int64(v.Own.Tokens + v.Tokens)
-	for k, l := range c.lanes {
-		if k == v.Lane {
-			continue
-		}
-		n := int(min(max(mine-c.turns.Tokens(l.who), 0), int64(l.share.Tokens)))
-		all.add((n*l.share.Requests+l.share.Tokens-1)/max(l.share.Tokens, 1), n)
-	}
-	return all
+	fair := v.Own
+	fair.add(others*(v.Own.Requests+1), others*(v.Own.Tokens+v.Tokens))
+	return Share{min(all.Requests, fair.Requests), min(all.Tokens, fair.Tokens)}
 }
-
-// least is the counter that a tenant has at least who comes back, see
-// scheduler/fair.
-func (c *class) least(rate float64) int64 {
-	least, first := c.turns.Last(), true
-	for _, l := range c.lanes {
-		if n := c.turns.Tokens(l.who); first || n < least {
-			least, first = n, false
-		}
-	}
-	return least - int64(credit.Seconds()*rate)
-}
-
-func tenant(k lane.Key) uint64 { return xxhash.Sum64String(k.Tenant) }
 
 // soon is the work of this and higher tiers likely to come back before at + ahead.
 func (m *model) soon(rank int, at, ahead time.Duration) (tokens float64) {
@@ -283,14 +251,11 @@ func (d *Door) Shift(k lane.Key, rank, tokens, sign int, own *Share, now time.Ti
 	if sign > 0 && m.waiting() == 2 {
 		m.behind = now.Sub(d.epoch)
 	}
-	who, at := c.turns.Of(tenant(k)), int64(now.Sub(d.epoch))
 	switch {
 	case before == 0:
-		c.turns.Lift(who, at, c.least(m.rate))
-		c.lanes[k] = line{own, who}
+		c.lanes++
 	case own.Requests == 0:
-		c.turns.Left(who, at)
-		delete(c.lanes, k)
+		c.lanes--
 	}
 }
 
@@ -311,9 +276,6 @@ func (d *Door) Started(k lane.Key, tokens int, f Forecast, again bool, opened, n
 	m := d.models[k.Model]
 	if m == nil {
 		return
-	}
-	if c := m.classes[k.Tier]; c != nil {
-		c.turns.Charge(c.turns.Of(tenant(k)), int64(tokens))
 	}
 	// A start counts towards the rate only while more waits: else it says how much
 	// came, not how much could go.
