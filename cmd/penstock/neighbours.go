@@ -200,11 +200,11 @@ func (n *neighbours) Run(ctx context.Context) error {
 	return n.gossip.Run(ctx, n.listen)
 }
 
-// send sends the row at each whole interval of the clock, so that the rows of a fleet
-// travel together: every node then wakes once for all of them, not once for each. Where
-// clocks differ, rows come in between, and nothing else changes.
+// send starts whenever the process did: rows that all nodes send at whole intervals of
+// the clock would wake each node once for all of them, and measured on a busy machine
+// they come up to seconds late.
 func (n *neighbours) send(ctx context.Context) {
-	tick := time.NewTimer(0)
+	tick := time.NewTicker(n.opts.interval)
 	defer tick.Stop()
 	b := make([]byte, 0, fleet.MaxSize)
 	for {
@@ -214,7 +214,6 @@ func (n *neighbours) send(ctx context.Context) {
 		n.mu.Unlock()
 		b = fleet.AppendRow(b[:0], &row, now)
 		_ = n.gossip.Send(b) // a row is never too long
-		tick.Reset(n.opts.interval - time.Duration(time.Now().UnixNano()%int64(n.opts.interval)))
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
