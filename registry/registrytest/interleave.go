@@ -32,6 +32,9 @@ func interleave(t *testing.T, with With) {
 		// Hiding *testing.T keeps rapid from its Deadline, which a bubble forbids.
 		rapid.Check(struct{ rapid.TB }{t}, func(t *rapid.T) {
 			p := &play{T: t, Harness: h, ctx: t.Context(), next: &next}
+			if store, is := h.Records.(interface{ Quota() quota.Totals }); is {
+				p.before = store.Quota()
+			}
 			t.Repeat(map[string]func(*rapid.T){
 				"":        p.check,
 				"open":    p.open,
@@ -57,6 +60,7 @@ type play struct {
 	ctx      context.Context
 	next     *int // numbers ids and attempts over all plays
 	requests []*request
+	before   quota.Totals
 }
 
 // request is what its clients and agents know of it.
@@ -107,7 +111,7 @@ func (p *play) open(*rapid.T) {
 	}
 	q := &request{id: p.name()}
 	q.start = registry.Start{ID: q.id, Lane: chat, Deadline: p.Now().Add(10 * time.Minute), Reply: q.id, Tokens: 100}
-	r := registry.Request{ID: q.id, Lane: chat, Reply: q.id, Deadline: q.start.Deadline, Tokens: 100, Bytes: 10, Limit: time.Hour}
+	r := registry.Request{ID: q.id, Lane: chat, Reply: q.id, Deadline: q.start.Deadline, Tokens: 100, Bytes: 10, Limit: time.Hour, Limits: []quota.Limit{{Scope: quota.Tenant, Bucket: "a", Amount: 1 << 40, Per: time.Minute}}}
 	for range 2 {
 		a, err := p.Records.Open(p.ctx, r, engines)
 		p.must(err)
@@ -201,7 +205,7 @@ func (p *play) finish(*rapid.T) {
 func (p *play) drop(*rapid.T) { p.finishAs(p.pick(), "") }
 
 func (p *play) finishAs(q *request, name string) {
-	ok, err := p.Records.Finish(p.ctx, q.id, name, []byte("end "+name), quota.Usage{})
+	ok, err := p.Records.Finish(p.ctx, q.id, name, []byte("end "+name), quota.Usage{Prompt: 30, Known: true})
 	p.must(err)
 	if !ok {
 		if q.over {
@@ -291,5 +295,26 @@ func (p *play) end() {
 	if n := p.waiting(); n != 0 {
 		p.Fatalf("%d requests wait in the end", n)
 	}
+	p.settled()
 	p.Advance(time.Minute)
+}
+
+// settled wants each request's 100 tokens settled once. One that was cancelled and then
+// forgotten by all has spent them unsettled.
+func (p *play) settled() {
+	store, is := p.Records.(interface{ Quota() quota.Totals })
+	if !is {
+		return
+	}
+	total, once, least := store.Quota(), 0, 0
+	for _, q := range p.requests {
+		once += 100
+		if !q.canceled {
+			least += 100
+		}
+	}
+	got := int(total.Settled + total.Refunded - p.before.Settled - p.before.Refunded)
+	if int(total.Reserved-p.before.Reserved) != once || got > once || got < least {
+		p.Fatalf("limits: %+v, before %+v; want %d reserved, and as much settled and refunded, %d at the least", total, p.before, once, least)
+	}
 }
