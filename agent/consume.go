@@ -216,6 +216,6 @@ func (a *Agent) request(now time.Time, m *queue.Message) scheduler.Request {
 		Hash: hash, PromptTokens: m.PromptTokens, SafePrompt: m.SafePrompt, ExpectedOut: m.ExpectedOut, MaxTokens: m.MaxTokens,
 		Sequences: max(m.Sequences, 1), Class: xxhash.Sum64String(m.Lane.Tenant + "\x00" + m.Lane.Model), Model: xxhash.Sum64String(m.Lane.Model),
 		Tenant: xxhash.Sum64String(m.Lane.Tenant), Opened: m.Opened, Deadline: m.Deadline,
-		SLOTTFT: m.SLOTTFT, SLOTTFTNamed: m.SLOTTFTNamed, SLOTPOT: m.SLOTPOT, Stream: m.Stream, Aborted: a.seen.Marked(now, m.ID),
+		SLOTTFT: m.SLOTTFT, SLOTTFTNamed: m.SLOTTFTNamed, Patient: m.Patient, SLOTPOT: m.SLOTPOT, Stream: m.Stream, Aborted: a.seen.Marked(now, m.ID),
 	}
 }

@@ -213,7 +213,7 @@ func (x *exchange) queue() *refusal {
 	m := &queue.Message{
 		Version: queue.Version, ID: x.id, Lane: key, Path: x.path,
 		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.deadline),
-		SLOTTFT: x.limits.ttft, SLOTTFTNamed: x.limits.ttftNamed, SLOTPOT: x.limits.tpot,
+		SLOTTFT: x.limits.ttft, SLOTTFTNamed: x.limits.ttftNamed, Patient: x.limits.deadlineNamed, SLOTPOT: x.limits.tpot,
 		PromptTokens: prompt, SafePrompt: p.Longest, ExpectedOut: output, MaxTokens: p.MaxTokens, Sequences: p.Sequences,
 		Stream: p.Stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.Body,
 	}

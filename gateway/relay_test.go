@@ -76,7 +76,7 @@ func TestMessage(t *testing.T) {
 		}
 		want := &queue.Message{
 			Version: queue.Version, ID: got.ID, Lane: lane.Key{Tier: "default", Type: "chat", Model: "q", Tenant: "default"}, Path: chatPath,
-			Opened: now, Deadline: now.Add(9 * time.Second), SLOTTFT: 700 * time.Millisecond, SLOTTFTNamed: true, SLOTPOT: 40 * time.Millisecond,
+			Opened: now, Deadline: now.Add(9 * time.Second), SLOTTFT: 700 * time.Millisecond, SLOTTFTNamed: true, Patient: true, SLOTPOT: 40 * time.Millisecond,
 			PromptTokens: 2, ExpectedOut: 8, MaxTokens: 8, Sequences: 2, Stream: true, Traceparent: parent, Reply: s.g.reply, Body: []byte(body),
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

@@ -41,6 +41,7 @@ type Message struct {
 
 	SLOTTFT      time.Duration // the door's limit; see scheduler
 	SLOTTFTNamed bool          // the client named slo_ttft: its own prefill counts
+	Patient      bool          // the client named Deadline: it is not given up before
 	SLOTPOT      time.Duration
 	PromptTokens int // estimated, over all prompts
 	SafePrompt   int // tokens that its longest prompt has at least; 0 = not known

@@ -164,7 +164,7 @@ func (s *State) late(t time.Duration, r *Request) bool {
 // The room for mean prompts is kept out of everybody's wait, so that most first
 // tokens are in time with the own prefill too and no length is preferred.
 func (s *State) hopeless(t time.Duration, r *Request, why reason.Reason) bool {
-	if s.cfg.Law != Forecast || r.Opened.IsZero() || !s.speed.known() {
+	if s.cfg.Law != Forecast || r.Patient || r.Opened.IsZero() || !s.speed.known() {
 		return false
 	}
 	c := s.condition(t)

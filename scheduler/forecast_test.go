@@ -41,16 +41,18 @@ func TestForecastAdmitsUntilThePeakIsFull(t *testing.T) {
 func TestForecastGivesUpWhoCannotBeInTime(t *testing.T) {
 	tests := map[string]struct {
 		law     Law
+		patient bool
 		pending int
 		waited  time.Duration
 		drop    bool
 	}{
-		"in time":                           {Forecast, 5000, 200 * time.Millisecond, false},
-		"late":                              {Forecast, 5000, 1700 * time.Millisecond, true},
-		"a mean prompt's room is kept out":  {Forecast, 5000, 1450 * time.Millisecond, true},
-		"late where it stands in no way":    {Forecast, 0, 5 * time.Second, false},
-		"late under the watermarks":         {Watermark, 5000, 1700 * time.Millisecond, false},
-		"behind more than the slo can take": {Forecast, 21_000, 0, true},
+		"in time":                           {Forecast, false, 5000, 200 * time.Millisecond, false},
+		"late, and patient":                 {Forecast, true, 5000, 1700 * time.Millisecond, false},
+		"late":                              {Forecast, false, 5000, 1700 * time.Millisecond, true},
+		"a mean prompt's room is kept out":  {Forecast, false, 5000, 1450 * time.Millisecond, true},
+		"late where it stands in no way":    {Forecast, false, 0, 5 * time.Second, false},
+		"late under the watermarks":         {Watermark, false, 5000, 1700 * time.Millisecond, false},
+		"behind more than the slo can take": {Forecast, false, 21_000, 0, true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +72,7 @@ func TestForecastGivesUpWhoCannotBeInTime(t *testing.T) {
 				s.Reserve(now, &Request{Hash: 1, PromptTokens: tt.pending, Sequences: 1})
 				s.prompts = 1000
 			}
-			v := s.Decide(now, &Request{Hash: 2, PromptTokens: 100, Sequences: 1, Opened: now.Add(-tt.waited)})
+			v := s.Decide(now, &Request{Hash: 2, PromptTokens: 100, Sequences: 1, Opened: now.Add(-tt.waited), Patient: tt.patient})
 			if drop := v.Action == Drop; drop != tt.drop || (drop && v.Reason != reason.Overloaded) {
 				t.Errorf("Decide: got %v %v, want a drop for overload: %t", v.Action, v.Reason, tt.drop)
 			}

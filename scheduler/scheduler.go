@@ -60,6 +60,7 @@ type Request struct {
 	Deadline     time.Time     // zero = none
 	SLOTTFT      time.Duration // 0 = Config.SLOTTFT
 	SLOTTFTNamed bool          // the client named it: its own prefill is counted
+	Patient      bool          // it waits until Deadline: it is never given up for being late
 	SLOTPOT      time.Duration // 0 = Config.SLOTPOT
 	Stream       bool          // a stream shows progress per token; a plain answer advances by step time
 	Aborted      bool          // the client is gone

@@ -17,7 +17,7 @@ func arrivesWhole(r *rig) {
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	want := &queue.Message{
 		Version: queue.Version, ID: "00112233445566778899aabbccddeeff", Lane: key("a"), Path: "/v1/chat/completions",
-		Opened: now, Deadline: now.Add(time.Hour), SLOTTFT: 2 * time.Second, SLOTTFTNamed: true, SLOTPOT: 100 * time.Millisecond,
+		Opened: now, Deadline: now.Add(time.Hour), SLOTTFT: 2 * time.Second, SLOTTFTNamed: true, Patient: true, SLOTPOT: 100 * time.Millisecond,
 		PromptTokens: 1000, ExpectedOut: 200, MaxTokens: 300, Sequences: 2, Stream: true,
 		Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", Reply: "gateway-1/0",
 		Body: []byte("{\"prompt\":\"a\x00\xff\"}\n"),

@@ -31,6 +31,7 @@ const (
 	pDeadline = "deadline"
 	pTTFT     = "slo_ttft"
 	pNamed    = "slo_ttft_named"
+	pPatient  = "patient"
 	pTPOT     = "slo_tpot"
 	pPrompt   = "prompt_tokens"
 	pSafe     = "safe_prompt"
@@ -85,6 +86,7 @@ func encode(m *queue.Message, ahead time.Duration) (map[string]string, []byte) {
 	moment(pDeadline, m.Deadline)
 	number(pTTFT, m.SLOTTFT.Milliseconds())
 	flag(pNamed, m.SLOTTFTNamed)
+	flag(pPatient, m.Patient)
 	number(pTPOT, m.SLOTPOT.Milliseconds())
 	number(pPrompt, int64(m.PromptTokens))
 	number(pSafe, int64(m.SafePrompt))
@@ -116,7 +118,7 @@ func decode(p map[string]string, body []byte, ahead time.Duration) (*queue.Messa
 		Shard:   int(d.number(pShard)),
 		Path:    d.text(pPath),
 		Opened:  d.moment(pOpened, ahead), Deadline: d.moment(pDeadline, ahead),
-		SLOTTFT: d.duration(pTTFT), SLOTTFTNamed: p[pNamed] == "1", SLOTPOT: d.duration(pTPOT),
+		SLOTTFT: d.duration(pTTFT), SLOTTFTNamed: p[pNamed] == "1", Patient: p[pPatient] == "1", SLOTPOT: d.duration(pTPOT),
 		PromptTokens: int(d.number(pPrompt)), SafePrompt: int(d.number(pSafe)), ExpectedOut: int(d.number(pExpected)),
 		MaxTokens: int(d.number(pMax)), Sequences: int(d.number(pSeqs)), Stream: p[pStream] == "1",
 		Traceparent: d.text(pTrace), Reply: d.text(pReply), Body: body,

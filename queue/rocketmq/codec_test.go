@@ -26,7 +26,7 @@ func full() *queue.Message {
 		Lane:  lane.Key{Tier: "gold", Type: "chat", Model: "qwen2.5/7b", Pool: "h200", Tenant: "acme & söhne\x00\xff"},
 		Shard: 31, Path: "/v1/chat/completions",
 		Opened: time.UnixMilli(1_700_000_000_123).UTC(), Deadline: time.UnixMilli(1_700_000_030_123).UTC(),
-		SLOTTFT: 2 * time.Second, SLOTTFTNamed: true, SLOTPOT: 100 * time.Millisecond,
+		SLOTTFT: 2 * time.Second, SLOTTFTNamed: true, Patient: true, SLOTPOT: 100 * time.Millisecond,
 		PromptTokens: 1000, SafePrompt: 900, ExpectedOut: 200, MaxTokens: 300, Sequences: 2, Stream: true,
 		Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", Reply: "gateway-1/0",
 		Body: []byte("{\"prompt\":\"a\x00\xff\"}\n"),
