@@ -81,6 +81,8 @@ func TestLaneLimit(t *testing.T) {
 		}
 		out, calls = append(out, next), append(calls, <-n.fake.calls)
 		end(8)
+		n.agent.core.mu.Lock()
+		defer n.agent.core.mu.Unlock()
 		if left := n.agent.core.lanes.running; len(left)+len(n.agent.core.lanes.parked) != 0 {
 			t.Errorf("counts left: %v, %v", left, n.agent.core.lanes.parked)
 		}
@@ -97,11 +99,16 @@ func TestTiersChange(t *testing.T) {
 		n.full()
 		of := func(tier string) func(*queue.Message) { return func(m *queue.Message) { m.Lane.Tier = tier } }
 		held := n.deliver(n.message(4, big, of("new")))
-		if got := n.agent.core.room.reqs[0].Tier; got != 1 {
+		place := func() int {
+			n.agent.core.mu.Lock()
+			defer n.agent.core.mu.Unlock()
+			return n.agent.core.room.reqs[0].Tier
+		}
+		if got := place(); got != 1 {
 			t.Fatalf("a tier that is not known: place %d, want the last", got)
 		}
 		n.agent.SetTiers([]scheduler.Tier{{Name: "new", Ceiling: 1}, {Name: "a", Ceiling: 1}, {Name: "b", Ceiling: 1}})
-		if got := n.agent.core.room.reqs[0].Tier; got != 0 {
+		if got := place(); got != 0 {
 			t.Errorf("once it is known: place %d, want the first", got)
 		}
 		<-held

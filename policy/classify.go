@@ -108,9 +108,8 @@ type Decision struct {
 // maxFairnessID is how much of the header makes lanes, in bytes.
 const maxFairnessID = 64
 
-// Classify says which lane a request belongs to, and why. It takes about 100 ns and
-// 10 ns per rule, more where rules look for keywords; a fairness id costs an
-// allocation.
+// Classify says which lane a request belongs to, and why. With ten rules it takes about
+// 160 ns, keywords apart; a fairness id costs an allocation.
 func (p *Policy) Classify(r *Request) Decision {
 	d := Decision{Reason: reason.OK, Rule: -1}
 	rule := &noRule
@@ -198,7 +197,7 @@ func (u *Rule) misses(r *Request) string {
 }
 
 // searched is how much of a body's start and of its end keywords are looked for in:
-// a search takes about a nanosecond per byte.
+// a search takes about a quarter of a nanosecond per byte.
 const searched = 64 << 10
 
 // finds reports whether one of the keywords is in the body.
