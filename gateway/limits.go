@@ -38,8 +38,12 @@ func (x *exchange) open(q registry.Request, d registry.Drain) (a registry.Admiss
 		if x.g.outage.over(); a.Sleep <= 0 {
 			return a, nil
 		}
+		pause := a.Sleep
+		if q.Slept { // a debt came between: others wake with it
+			pause = max(pause, storePause)
+		}
 		select {
-		case <-time.After(a.Sleep):
+		case <-time.After(pause):
 		case <-x.r.Context().Done():
 			return a, x.r.Context().Err()
 		}
