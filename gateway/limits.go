@@ -66,6 +66,9 @@ func limited(q *registry.Request, a *registry.Admission) *refusal {
 	what := fmt.Sprintf("%d %s per %s", l.Amount, l.Unit, perText(l.Per))
 	f := &refusal{reason: a.Reason, model: q.Lane.Model, wait: a.Quota.Wait, retry: a.RetryAfter, detail: "Your limit of " + what + " is reached."}
 	switch {
+	case l.Budget() && a.Quota.Rooms[a.Quota.Tripped].Remaining > 0 && l.Unit == quota.Tokens:
+		f.retry, f.detail = 0, fmt.Sprintf("Your budget of %s has %d left, and this request is expected to take %d. Lower max_tokens, or ask whoever runs this service for more.",
+			what, a.Quota.Rooms[a.Quota.Tripped].Remaining, q.Tokens)
 	case l.Budget():
 		f.retry, f.detail = 0, "Your budget of "+what+" is used up. Ask whoever runs this service for more."
 	case l.Scope == quota.Tier:

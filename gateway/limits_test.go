@@ -51,6 +51,7 @@ func TestLimitRefusesAtOnce(t *testing.T) {
 		{"model", "tenants: {default: {model-quota: {q: {tokens-per-minute: 30}}}}", "Your limit of 30 tokens per minute for model 'q' is reached. ", "rate_limit_exceeded", ""},
 		{"shared", "quota: {tokens-per-minute: 30}", "The limit of 30 tokens per minute that you share with others is reached. ", "rate_limit_exceeded", ""},
 		{"window", "tenants: {default: {quota: {windows: [{requests: 1, per: 1h}]}}}", "Your limit of 1 requests per hour is reached. ", "rate_limit_exceeded", ""},
+		{"budget's rest", "tenants: {default: {quota: {windows: [{tokens: 30, per: 24h}]}}}", "Your budget of 30 tokens per day has 5 left, and this request is expected to take 1", "insufficient_quota", "false"},
 		{"budget", "tenants: {default: {quota: {windows: [{tokens: 25, per: 24h}]}}}", "Your budget of 25 tokens per day is used up. Ask whoever runs this service for more.", "insufficient_quota", "false"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
