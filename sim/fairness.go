@@ -8,13 +8,13 @@ import (
 // Fairness is how alike tenants are served, in tokens as virtual token counters weigh
 // them: a prompt's once, an output's twice.
 type Fairness struct {
-	Backlogged float64   `json:"backlogged"`            // tenants of whose requests a tenth and more got no token
-	Jain       float64   `json:"jain,omitempty"`        // of the tokens of those; 1 = all alike, 1/n = one has all
-	Gap        float64   `json:"token_gap"`             // most that one tenant got more than another while both were backlogged
-	Bound      float64   `json:"vtc_bound"`             // what the fair queueing of VTC (arXiv 2401.00588) promises: 2 x max(longest prompt, 2 x KV tokens)
-	Without    []float64 `json:"without,omitempty"`     // goodput of each tenant without the abuser
-	OthersKept float64   `json:"others_kept,omitempty"` // of that of all but the abuser, what is left beside it
-	WorstKept  float64   `json:"worst_kept,omitempty"`  // and of the tenant that loses most
+	Backlogged float64   `json:"backlogged"`        // tenants of whose requests a tenth and more got no token
+	Jain       float64   `json:"jain,omitempty"`    // of the tokens of those; 1 = all alike, 1/n = one has all
+	Gap        float64   `json:"token_gap"`         // most that one tenant got more than another while both were backlogged
+	Bound      float64   `json:"vtc_bound"`         // what the fair queueing of VTC (arXiv 2401.00588) promises: 2 x max(longest prompt, 2 x KV tokens)
+	Without    []float64 `json:"without,omitempty"` // goodput of each tenant without the abuser
+	OthersKept float64   `json:"others_kept"`       // of that of all but the abuser, what is left beside it
+	WorstKept  float64   `json:"worst_kept"`        // and of the tenant that loses most
 }
 
 // What virtual token counters weigh, and the window in which a tenant whose request
