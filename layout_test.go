@@ -79,7 +79,7 @@ var allowed = map[string][]string{
 		"gateway/openai", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
-	"config":       {"agent", "gateway", "admin", "scheduler", "scraper", "vllm"},
+	"config":       {"agent", "gateway", "admin", "policy", "scheduler", "scraper", "vllm"},
 	"load":         {},
 	"doctor":       {"queue/rocketmq", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},

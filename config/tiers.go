@@ -8,15 +8,13 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"penstock/policy"
 	"penstock/scheduler"
 )
 
 // Tiers is the value of a flag, a variable or a file's key: a YAML list of
 // {name, floor, ceiling, age, slo-ttft, slo-tpot}, first goes first.
 type Tiers []scheduler.Tier
-
-// ages are the defaults, by place; the last is that of all tiers after it.
-var ages = [...]time.Duration{5 * time.Second, 5 * time.Second, 30 * time.Second, 120 * time.Second}
 
 // Set reads and checks the list; "" is none.
 func (t *Tiers) Set(text string) error {
@@ -33,7 +31,7 @@ func (t *Tiers) Set(text string) error {
 	}
 	all := make(Tiers, len(list))
 	for i, from := range list {
-		all[i] = scheduler.Tier{Name: from.Name, Floor: from.Floor, Ceiling: 1, Age: ages[min(i, len(ages)-1)], SLOTTFT: from.SLOTTFT, SLOTPOT: from.SLOTPOT}
+		all[i] = scheduler.Tier{Name: from.Name, Floor: from.Floor, Ceiling: 1, Age: policy.Age(i), SLOTTFT: from.SLOTTFT, SLOTPOT: from.SLOTPOT}
 		if from.Ceiling != nil {
 			all[i].Ceiling = *from.Ceiling
 		}

@@ -228,10 +228,10 @@ func (p *Policy) tier(r *Request, ruled int) (int, By) {
 	if i := p.find(strings.TrimSpace(first(r.Headers, "X-Gateway-Inference-Objective"))); i >= 0 {
 		return i, ByObjective
 	}
-	if i := p.find(r.ServiceTier); i >= 0 {
+	if i := p.find(r.ServiceTier); i >= 0 && r.ServiceTier != "default" { // OpenAI's word for nothing special
 		return i, ByServiceTier
 	}
-	switch r.ServiceTier { // OpenAI's words for more and for less
+	switch r.ServiceTier { // and those for more and for less
 	case "priority":
 		return r.Tenant.Tier, ByServiceTier
 	case "flex":

@@ -158,6 +158,15 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// TestServiceTierDefault: OpenAI's "default" is not the tier of that name.
+func TestServiceTierDefault(t *testing.T) {
+	p := mustParse(t, "tiers: [{name: vip}, {name: default}]\ntenants: {boss: {tier: vip}}")
+	who, _ := p.Tenant("boss")
+	if d := p.Classify(&Request{Tenant: &who, Model: "q", ServiceTier: "default"}); d.Lane.Tier != "vip" {
+		t.Errorf("tier %s, want the tenant's", d.Lane.Tier)
+	}
+}
+
 // TestNoTenants: where nobody is known apart, nobody has a cap.
 func TestNoTenants(t *testing.T) {
 	for name, p := range map[string]*Policy{"flags": Default([]Tier{{Name: "vip", Ceiling: 1}, {Name: "normal", Ceiling: 1}}, ""), "file": mustParse(t, "tiers: [{name: vip}, {name: normal}]")} {

@@ -15,8 +15,11 @@ import (
 	"penstock/scheduler"
 )
 
-// ages are the defaults of tiers, by place; the last is that of all tiers after it.
-var ages = [...]time.Duration{5 * time.Second, 5 * time.Second, 30 * time.Second, 120 * time.Second}
+// Age is that of the tier at place which names none.
+func Age(place int) time.Duration {
+	ages := [...]time.Duration{5 * time.Second, 5 * time.Second, 30 * time.Second, 120 * time.Second}
+	return ages[min(place, len(ages)-1)]
+}
 
 // Parse reads a policy. All problems that can be found are reported together, each
 // with its line, the value and the fix. Keys of tenants are given as hashes, so that
@@ -51,7 +54,7 @@ func (p *Policy) readTiers(d *document, f *file) {
 		p.Tiers, p.tiered = make([]Tier, len(f.Tiers)), true
 	}
 	for i, from := range f.Tiers {
-		t := Tier{Name: from.Name, Floor: from.Floor, Ceiling: 1, Age: ages[min(i, len(ages)-1)], SLOTTFT: from.SLOTTFT, SLOTPOT: from.SLOTPOT}
+		t := Tier{Name: from.Name, Floor: from.Floor, Ceiling: 1, Age: Age(i), SLOTTFT: from.SLOTTFT, SLOTPOT: from.SLOTPOT}
 		if from.Ceiling != nil {
 			t.Ceiling = *from.Ceiling
 		}

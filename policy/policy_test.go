@@ -70,7 +70,7 @@ func TestFaults(t *testing.T) {
 		{"deep", "rules: " + strings.Repeat("[", 20), "nests deeper than 16"},
 		{"long line", "#" + strings.Repeat("x", 9000), "has 9001 bytes"},
 		{"large", strings.Repeat("# x\n", 1<<18+1), "write at most 1048576"},
-		{"control character", "rules: [] # \x01\n", "line 1 has a control character"},
+		{"control character", "rules: [] \x01\n", "line 1 has a control character"},
 		{"time without unit", "tiers: [{name: a, age: 5}]\n", "of type time.Duration"},
 		{"tiny time", "tiers: [{name: a, age: 5ns}]\n", "5ns: write a time with its unit"},
 		{"no name", "tiers: [{floor: 1}]\n", "1 to 32 printable bytes"},
@@ -112,6 +112,11 @@ func TestFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestComments: brackets in comments open nothing.
+func TestComments(t *testing.T) {
+	mustParse(t, strings.Repeat("# :[ {\n", 40)+"tiers: [{name: a}] # ([{\n")
 }
 
 func TestBounds(t *testing.T) {

@@ -130,7 +130,7 @@ func (w *words) UnmarshalYAML(decode func(any) error) error {
 }
 
 const (
-	maxLine  = 8 << 10 // bytes; with maxNested it bounds what the YAML reader does with hostile text
+	maxLine  = 8 << 10 // bytes; with maxNest it bounds the time of the YAML reader
 	maxNest  = 16
 	maxFault = 10 // problems shown at once
 )
@@ -182,7 +182,10 @@ func flat(text []byte) error {
 		if strings.Count(line, "- ") > maxNest || strings.Count(line, "? ") > maxNest {
 			return fmt.Errorf("line %d has more than %d dashes; write a list as [a, b]", number, maxNest)
 		}
-		for _, c := range []byte(line) {
+		for i, c := range []byte(line) {
+			if c == '#' && (i == 0 || line[i-1] == ' ') {
+				break // a comment
+			}
 			switch c {
 			case '[', '{':
 				depth++

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -85,16 +84,19 @@ func (p *policies) Run(ctx context.Context) error {
 	return p.file.Run(ctx)
 }
 
-// Reload reads the file now, and has others read theirs.
+// Reload reads the file now, then has others read theirs; the first error ends it.
 func (p *policies) Reload(others ...func() error) error {
-	var problems []error
 	if p.file != nil {
-		problems = append(problems, p.file.Reload())
+		if err := p.file.Reload(); err != nil {
+			return err
+		}
 	}
 	for _, reload := range others {
-		problems = append(problems, reload())
+		if err := reload(); err != nil {
+			return err
+		}
 	}
-	return errors.Join(problems...)
+	return nil
 }
 
 // State is for /debug/state.
