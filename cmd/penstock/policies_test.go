@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"penstock/policy"
 	"penstock/vllm/vllmtest"
@@ -17,20 +18,20 @@ import (
 func TestPolicyInForce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "policy.yaml")
-	write := func(tiers string, concurrency int) {
+	write := func(tiers, trial string) {
 		t.Helper()
 		text := fmt.Sprintf(`
 tiers: [%s]
 tenants: {acme: {keys: ["%s"], tier: vip}}
 models: {small: [{model: tiny}]}
 rules: [{name: trials, when: {headers: {x-team: "try*"}}, then: {tier: trial}}]
-lanes: {patterns: [{tier: trial, concurrency: %d}]}
-`, tiers, policy.HashKey("abc"), concurrency)
+lanes: {patterns: [{tier: trial, %s}]}
+`, tiers, policy.HashKey("abc"), trial)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write("{name: vip}, {name: trial}", 1)
+	write("{name: vip}, {name: trial}", "concurrency: 1")
 	e := vllmtest.Start(t)
 	p := startProcess(t, func(o *options) { o.policyFile = file }, e.URL())
 	if r := p.post(completion(20, 4, "")); r.status != http.StatusUnauthorized {
@@ -39,17 +40,20 @@ lanes: {patterns: [{tier: trial, concurrency: %d}]}
 	ask := func(header ...string) <-chan reply {
 		return p.background(strings.Replace(completion(20, 8, streamed), `"tiny"`, `"small"`, 1), append(header, "Authorization", "Bearer abc")...)
 	}
-	all := func() {
+	all := func() (longest time.Duration) {
 		t.Helper()
 		var answers []<-chan reply
 		for range 6 {
 			answers = append(answers, ask("X-Team", "try-7"))
 		}
 		for _, a := range answers {
-			if r := <-a; r.status != http.StatusOK {
+			r := <-a
+			if r.status != http.StatusOK {
 				t.Errorf("a trial: %v", r)
 			}
+			longest = max(longest, r.took)
 		}
+		return longest
 	}
 	if r := <-ask(); r.status != http.StatusOK {
 		t.Errorf("of acme: %v", r)
@@ -62,7 +66,7 @@ lanes: {patterns: [{tier: trial, concurrency: %d}]}
 		t.Errorf("%v trials counted, want 6", n)
 	}
 	old := p.policies.Current().Hash
-	write("{name: top}, {name: vip}, {name: trial}", 100)
+	write("{name: top}, {name: vip}, {name: trial}", "concurrency: 100")
 	if err := p.policies.Reload(); err != nil {
 		t.Fatal(err)
 	}
@@ -80,6 +84,14 @@ lanes: {patterns: [{tier: trial, concurrency: %d}]}
 	all()
 	if n := p.metric("penstock_decisions_total", "action=suspend", "reason=lane_concurrency"); n != before {
 		t.Errorf("with room for 100: %v waited for another", n-before)
+	}
+	write("{name: top}, {name: vip}, {name: trial}", "starts-per-second: 5")
+	if err := p.policies.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	hash = p.policies.Current().Hash
+	if took := all(); took < 600*time.Millisecond {
+		t.Errorf("six starts at 5 per second took %v, want 800 ms but for the tolerance of one", took)
 	}
 	if err := os.WriteFile(file, []byte("tears: []\n"), 0o600); err != nil {
 		t.Fatal(err)
