@@ -9,6 +9,7 @@ import (
 
 const (
 	tpotShare = 0.9  // of slo_tpot that a predicted step may take
+	tooSlow   = 2    // times a lone request's step instead, on an engine that is too slow for slo_tpot
 	netStart  = 0.95 // the watermarks under the forecast, see marks
 	netStop   = 0.99
 )
@@ -34,9 +35,12 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 	if !s.steps.Known() || s.live == 0 {
 		return reason.OK
 	}
-	slo := s.tpot(r).Seconds()
+	limit := tpotShare * s.tpot(r).Seconds()
+	if alone := s.steps.Alone(); alone > limit {
+		limit = tooSlow * alone // nobody can be within it here
+	}
 	running := float64(s.sample.Running + s.pendSeqs + n)
-	if s.steps.Predict(running, s.share(peak)) > tpotShare*slo {
+	if s.steps.Predict(running, s.share(peak)) > limit {
 		return reason.StepsSlow
 	}
 	return reason.OK

@@ -80,6 +80,33 @@ func TestForecastGivesUpWhoCannotBeInTime(t *testing.T) {
 	}
 }
 
+// TestTooSlowForItsLimit holds that an engine whose steps are longer than slo_tpot
+// whatever it runs is not given one request at a time.
+func TestTooSlowForItsLimit(t *testing.T) {
+	for _, step := range []time.Duration{20 * time.Millisecond, 120 * time.Millisecond} {
+		now := time.Unix(1000, 0)
+		s, err := New(DefaultConfig(), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 4 * coldFirst {
+			s.speed.learn(1000, 100*time.Millisecond)
+		}
+		r := Request{PromptTokens: 10, ExpectedOut: 100, Sequences: 1}
+		for i := range 40 {
+			now = now.Add(step)
+			s.Observe(now, Sample{At: now, KVTokens: 100_000, Running: 1, Tokens: float64(i), StepTime: step, Ranks: 1})
+			if i == 0 {
+				s.Progress(now, s.Reserve(now, &r), 10, 1)
+			}
+		}
+		r.Hash = 2
+		if v := s.Decide(now, &r); v.Action != Start {
+			t.Errorf("beside one request at %v a step: %v %v, want start", step, v.Action, v.Reason)
+		}
+	}
+}
+
 func BenchmarkDecideForecast(b *testing.B) {
 	cfg := DefaultConfig()
 	cfg.Law = Forecast

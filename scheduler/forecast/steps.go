@@ -77,6 +77,9 @@ func (m *Steps) solve() {
 // sequences and that share of KV tokens in use.
 func (m *Steps) Predict(seqs, kv float64) float64 { return m.predict(m.prefill, seqs, kv) }
 
+// Alone is the seconds of a step of one sequence with nothing to prefill.
+func (m *Steps) Alone() float64 { return m.predict(0, 1, 0) }
+
 func (m *Steps) predict(prefill, seqs, kv float64) float64 {
 	return m.w[0] + m.w[1]*prefill*perPrefill + m.w[2]*seqs*perSeqs + m.w[3]*kv
 }
