@@ -231,7 +231,7 @@ func TestCountsHeal(t *testing.T) {
 	for steps := range 6 {
 		s := fake(t)
 		r := dial(t, s, testConfig(s))
-		box := &mailboxes{r, s.raw, map[string]bool{}}
+		box := mailboxesOf(r, s)
 		ctx := t.Context()
 		for i, step := range []func() error{
 			func() error { openOne(t, box, "1", chat); return nil },
@@ -330,7 +330,7 @@ func TestUnknownFormatIsNotGuessedAt(t *testing.T) {
 func TestEmptied(t *testing.T) {
 	s := fake(t)
 	r := dial(t, s, testConfig(s))
-	box := &mailboxes{r, s.raw, map[string]bool{}}
+	box := mailboxesOf(r, s)
 	for _, id := range []string{"1", "2"} {
 		openOne(t, box, id, chat)
 		if _, err := r.Claim(t.Context(), start(id, "a", chat)); err != nil {

@@ -79,7 +79,7 @@ func TestRealAnyOrder(t *testing.T) { registrytest.Interleave(t, on(real)) }
 func TestRealOutOfMemory(t *testing.T) {
 	s, ctx := real(t), context.Background()
 	r := dial(t, s, testConfig(s))
-	box := &mailboxes{r, s.raw, map[string]bool{}}
+	box := mailboxesOf(r, s)
 	openOne(t, box, "1", chat)
 	openOne(t, box, "2", chat)
 	for _, id := range []string{"1", "2"} {
@@ -124,7 +124,7 @@ func TestRealOutOfMemory(t *testing.T) {
 func TestRealReadOnly(t *testing.T) {
 	s, ctx := real(t), context.Background()
 	r := dial(t, s, testConfig(s))
-	box := &mailboxes{r, s.raw, map[string]bool{}}
+	box := mailboxesOf(r, s)
 	openOne(t, box, "1", chat)
 	s.raw.Do(ctx, "replicaof", "127.0.0.1", "1")
 	defer s.raw.Do(ctx, "replicaof", "no", "one")
@@ -154,7 +154,7 @@ func TestRealConcurrent(t *testing.T) {
 	cfg := testConfig(s)
 	cfg.LaneRequests, cfg.LaneBytes, cfg.TotalBytes = 1000, 1<<20, 1<<20
 	r := dial(t, s, cfg)
-	box := &mailboxes{r, s.raw, map[string]bool{}}
+	box := mailboxesOf(r, s)
 	const requests = 200
 	for i := range requests {
 		openOne(t, box, name(i), chat)
@@ -206,7 +206,7 @@ func BenchmarkReal(b *testing.B) {
 	cfg.LaneRequests, cfg.LaneBytes, cfg.TotalBytes, cfg.Connections = 1<<20, 1<<40, 1<<40, 16
 	s.shifted = nil
 	r := dial(b, s, cfg)
-	box := &mailboxes{r, s.raw, map[string]bool{}}
+	box := mailboxesOf(r, s)
 	in := func(i int) lane.Key {
 		k := chat
 		k.Tenant = name(i % 100)

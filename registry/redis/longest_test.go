@@ -19,7 +19,7 @@ func TestLongestBesideTheVersionBefore(t *testing.T) {
 	t.Parallel()
 	s, ctx := fake(t), context.Background()
 	r := dial(t, s, testConfig(s))
-	openOne(t, &mailboxes{r, s.raw, map[string]bool{}}, "1", chat)
+	openOne(t, mailboxesOf(r, s), "1", chat)
 	id, _, err := listed(chat)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestHeld(t *testing.T) {
 	cfg := testConfig(s)
 	cfg.Width = 2
 	r := dial(t, s, cfg)
-	box := &mailboxes{r, s.raw, map[string]bool{}}
+	box := mailboxesOf(r, s)
 	for _, id := range []string{"1", "2", "3"} { // on shards 0, 1 and 0
 		openOne(t, box, id, chat)
 	}

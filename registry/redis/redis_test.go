@@ -93,10 +93,17 @@ func dial(t testing.TB, s *server, cfg Config) *Registry {
 type mailboxes struct {
 	*Registry
 	raw  *goredis.Client
+	mu   sync.Mutex // guards made
 	made map[string]bool
 }
 
+func mailboxesOf(r *Registry, s *server) *mailboxes {
+	return &mailboxes{Registry: r, raw: s.raw, made: map[string]bool{}}
+}
+
 func (m *mailboxes) make(ctx context.Context, reply string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if !m.made[reply] {
 		m.made[reply] = true
 		m.raw.XAdd(ctx, &goredis.XAddArgs{Stream: reply, Values: []string{"from", "0-0"}})
@@ -179,7 +186,7 @@ func on(fresh func(testing.TB) *server) registrytest.With {
 		}
 		seen()
 		test(t, registrytest.Harness{
-			Records: &mailboxes{r, s.raw, map[string]bool{}}, Directory: r,
+			Records: mailboxesOf(r, s), Directory: r,
 			Backlog: func() []registry.Backlog {
 				audit(t, s)
 				list, err := r.readBacklog(ctx)

@@ -90,7 +90,7 @@ func TestRealTenants(t *testing.T) {
 	cfg := testConfig(s)
 	cfg.LaneRequests, cfg.LaneBytes, cfg.TotalBytes, cfg.Connections = 1<<20, 1<<40, 1<<40, 16
 	r := dial(t, s, cfg)
-	box := &mailboxes{r, s.raw, map[string]bool{}}
+	box := mailboxesOf(r, s)
 	openOne(t, box, "first", tenant(tenants))
 	before, began := usedMemory(s), time.Now()
 	var workers sync.WaitGroup
