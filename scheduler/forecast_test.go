@@ -80,6 +80,45 @@ func TestForecastGivesUpWhoCannotBeInTime(t *testing.T) {
 	}
 }
 
+// TestSeatsAreCounted: four run and one waits through two steps with KV free, so there
+// are four seats; one more may wait inside, and if it runs there are more.
+func TestSeatsAreCounted(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s, err := New(DefaultConfig(), now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := 0.0
+	observe := func(running, waiting int) {
+		now, steps = now.Add(50*time.Millisecond), steps+2
+		s.Observe(now, Sample{At: now, KV: 0.1, Running: running, Waiting: waiting, KVTokens: 100_000, Tokens: 100 * steps, Steps: steps, Ranks: 1})
+	}
+	r := Request{PromptTokens: 10, ExpectedOut: 100, Sequences: 1}
+	start := func(first bool) {
+		if id := s.Reserve(now, &r); first {
+			s.Progress(now, id, 10, 1)
+		}
+	}
+	decide := func(want reason.Reason) {
+		t.Helper()
+		r.Hash++
+		if v := s.Decide(now, &r); v.Reason != want {
+			t.Errorf("with %d seats and %d in flight: %v %v, want %v", s.View(now).Seats, s.View(now).Requests, v.Action, v.Reason, want)
+		}
+	}
+	observe(0, 0)
+	for range 4 {
+		start(true)
+	}
+	start(false)
+	observe(4, 1)
+	decide(reason.OK) // one sample proves nothing
+	observe(4, 1)
+	decide(reason.SeatsFull)
+	observe(5, 0)
+	decide(reason.OK)
+}
+
 // TestTooSlowForItsLimit holds that an engine whose steps are longer than slo_tpot
 // whatever it runs is not given one request at a time.
 func TestTooSlowForItsLimit(t *testing.T) {
