@@ -82,6 +82,7 @@ func TestFaults(t *testing.T) {
 		{"same key", "tenants:\n  x: {keys: [\"" + HashKey("k") + "\"]}\n  y: {keys: [\"" + HashKey("k") + "\"]}\n", `tenants "x" and "y" have the same key`},
 		{"negative quota", "tenants: {x: {quota: {tokens-per-minute: -1}}}\n", "amount is -1"},
 		{"window without per", "quota: {windows: [{tokens: 5}]}\n", "write one of tokens and requests, and per"},
+		{"the same window twice", "quota: {windows: [{tokens: 5, per: 1h}, {requests: 5, per: 1h}, {tokens: 7, per: 1h}]}\n", "a second window of 1h0m0s of the same kind"},
 		{"slices", "quota: {tokens-per-minute: 10}\ntiers: [{name: a, slice: 11}]\n", "the slices add up to 11"},
 		{"too many limits", "tenants: {x: {quota: {windows: [{tokens: 1, per: 1h}, {tokens: 1, per: 2h}, {tokens: 1, per: 3h}, {tokens: 1, per: 4h}, {tokens: 1, per: 5h}, {tokens: 1, per: 6h}, {tokens: 1, per: 7h}, {tokens: 1, per: 8h}, {tokens: 1, per: 9h}]}}}\n", "held to 9 limits"},
 		{"deadlines", "tenants: {x: {deadline: 20s, max-deadline: 10s}}\n", "deadline 20s is longer than max-deadline 10s"},

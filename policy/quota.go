@@ -85,6 +85,9 @@ func (d *document) readQuota(at []any, f *fileQuota, scope, bucket string) (limi
 		if (w.Requests == 0) == (w.Tokens == 0) || w.Per == 0 {
 			d.wrong(append(at, "windows", i), "write one of tokens and requests, and per, such as {tokens: 1000000, per: 24h}")
 		}
+		if slices.ContainsFunc(f.Windows[:i], func(o fileWindow) bool { return o.Per == w.Per && (o.Tokens == 0) == (w.Tokens == 0) }) {
+			d.wrong(append(at, "windows", i), "a second window of %v of the same kind; write the lower number alone", w.Per)
+		}
 		add("windows", quota.Tokens, w.Tokens, w.Per, true)
 		add("windows", quota.Requests, w.Requests, w.Per, true)
 	}
