@@ -38,19 +38,7 @@ func (l *Lengths) Add(n int) {
 
 // Quantile is the least length that at least q of the window do not pass. The
 // window must not be empty.
-func (l *Lengths) Quantile(q float64) int { return l.from(0, q) }
-
-// Above is Quantile among the lengths above n; ok is false where there is none.
-func (l *Lengths) Above(n int, q float64) (length int, ok bool) {
-	i, found := slices.BinarySearch(l.sorted, uint32(min(max(n, 0)+1, math.MaxUint32)))
-	if !found && i == l.filled {
-		return 0, false
-	}
-	return l.from(i, q), true
-}
-
-// from is the quantile of sorted[i:].
-func (l *Lengths) from(i int, q float64) int {
-	k := i + int(math.Ceil(q*float64(l.filled-i))) - 1
-	return int(l.sorted[min(max(k, i), l.filled-1)])
+func (l *Lengths) Quantile(q float64) int {
+	k := int(math.Ceil(q*float64(l.filled))) - 1
+	return int(l.sorted[min(max(k, 0), l.filled-1)])
 }
