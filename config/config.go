@@ -16,6 +16,8 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/spf13/pflag"
+
+	"penstock/policy"
 )
 
 // Origins says, by flag name, where each value came from: "flag",
@@ -212,28 +214,9 @@ func suggestion(name string, flags *pflag.FlagSet) string {
 func Nearest(name string, flags *pflag.FlagSet) string {
 	best, distance := "", 4
 	flags.VisitAll(func(f *pflag.Flag) {
-		if d := editDistance(strings.ReplaceAll(name, "_", "-"), f.Name); d < distance && !NotASetting(f.Name) {
+		if d := policy.Edits(strings.ReplaceAll(name, "_", "-"), f.Name); d < distance && !NotASetting(f.Name) {
 			best, distance = f.Name, d
 		}
 	})
 	return best
-}
-
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			diagonal, row[j] = row[j], min(row[j]+1, row[j-1]+1, diagonal+cost)
-		}
-	}
-	return row[len(b)]
 }

@@ -267,7 +267,7 @@ func suggest(key string, known map[string]reflect.Type) string {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		if d := edits(strings.ReplaceAll(key, "_", "-"), name); d < distance {
+		if d := Edits(strings.ReplaceAll(key, "_", "-"), name); d < distance {
 			best, distance = name, d
 		}
 	}
@@ -277,8 +277,9 @@ func suggest(key string, known map[string]reflect.Type) string {
 	return "; known here: " + strings.Join(names, ", ")
 }
 
-// edits is how many bytes differ; long words count as different.
-func edits(a, b string) int {
+// Edits is how many bytes must be changed, added or taken out to make b of a, which is
+// one of the words that a file or a command may have; a long one counts as different.
+func Edits(a, b string) int {
 	if len(a) > 40 {
 		return len(a)
 	}
