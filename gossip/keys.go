@@ -14,7 +14,7 @@ import (
 const (
 	maxKeys    = 8       // every key is tried on every packet
 	maxKeyFile = 1 << 16 // bytes
-	newKey     = "make one with: openssl rand -base64 32"
+	newKey     = "make one with: penstock keys gossip FILE"
 )
 
 // ReadKeys reads a key file; Gossip.Reload has its form. The first key is the one that

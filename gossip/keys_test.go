@@ -27,7 +27,7 @@ func TestKeyFile(t *testing.T) {
 	}{
 		{"two keys", "# rotated on Monday\n\n" + key(32) + "\r\n  " + key(16) + "\n", ""},
 		{"no final newline", key(24) + "\n" + key(32), ""},
-		{"empty", "", ": no key in it; make one with: openssl rand -base64 32"},
+		{"empty", "", ": no key in it; make one with: penstock keys gossip FILE"},
 		{"comments", "# none\n", ": no key in it"},
 		{"not base64", key(32) + "\nsecret word\n", ", line 2: not base64; make one"},
 		{"wrong size", "\n" + key(31), ", line 2: a key of 31 bytes, not 16, 24 or 32; make one"},
@@ -200,7 +200,7 @@ func TestReloadWithoutKeyFile(t *testing.T) {
 	}
 	cfg := quick("keyed")
 	cfg.KeyFile = "/does/not/exist"
-	if _, err := New(cfg, &words{}, func([]byte) {}, slog.New(slog.DiscardHandler), prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "openssl rand") {
+	if _, err := New(cfg, &words{}, func([]byte) {}, slog.New(slog.DiscardHandler), prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "penstock keys gossip") {
 		t.Errorf("New with a missing key file: %v", err)
 	}
 }
