@@ -38,6 +38,11 @@ var allowed = map[string][]string{
 	"policy":        {"lane", "quota", "reason", "scheduler"},
 	"policy/source": {"policy"},
 
+	"policy/source/redis":           {"policy", "policy/source"},
+	"policy/source/nacos":           {"policy", "policy/source"},
+	"policy/source/nacos/nacostest": {},
+	"policy/source/sourcetest":      {"policy", "policy/source"},
+
 	"cost":      {"lane"},
 	"fleet":     {"reason"},
 	"abort":     {},
@@ -64,7 +69,7 @@ var allowed = map[string][]string{
 
 	"admin": {},
 	"agent": {
-		"abort", "agent/attempt", "agent/engine", "agent/health", "agent/record", "agent/state",
+		"abort", "agent/attempt", "agent/engine", "agent/health", "agent/record", "agent/room", "agent/state",
 		"fleet", "lane", "queue", "quota", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
 	},
 	"agent/attempt":  {"abort", "queue", "reason", "response", "vllm"},
@@ -72,11 +77,13 @@ var allowed = map[string][]string{
 	"agent/engine":   {"agent/attempt", "vllm"},
 	"agent/health":   {"reason", "registry", "scraper", "vllm"},
 	"agent/record":   {"agent/state", "quota", "registry", "response"},
+	"agent/room":     {"agent/state", "lane", "reason", "scheduler"},
 	"agent/state":    {"reason", "scheduler"},
 	"gateway/openai": {},
 	"gateway/direct": {"proto/penstock/v1"},
+	"gateway/route":  {"lane", "policy", "reason"},
 	"gateway": {
-		"gateway/openai", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
+		"gateway/openai", "gateway/route", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "policy", "scheduler", "scraper", "vllm"},
@@ -88,7 +95,7 @@ var allowed = map[string][]string{
 }
 
 // pure packages are functions of values: no clock, IO, log or metric.
-var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "quota": true, "fleet": true, "cost": true, "policy": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true}
+var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "quota": true, "fleet": true, "cost": true, "policy": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true, "gateway/route": true}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "context", "math/rand", "math/rand/v2", "sync", "github.com/prometheus"}
 

@@ -13,6 +13,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"penstock/gateway/openai"
+	"penstock/gateway/route"
 	"penstock/lane"
 	"penstock/policy"
 	"penstock/queue"
@@ -30,14 +31,17 @@ type exchange struct {
 	r       *http.Request
 	arrived time.Time
 
-	id, label string
+	id, label string         // id is that of its record in the lane where it is; label stays
 	policy    *policy.Policy // as it was when the request came
 	who       policy.Tenant
-	asked     string // the model as the client named it
+	asked     string         // the model as the client named it
+	asking    policy.Request // as it was classified
 	class     policy.Decision
 	path      string // of the API
 	request   openai.Request
 	limits    limits
+	trip      route.Trip
+	onward    onward
 	ahead     int           // requests ahead of it when it came
 	wait      time.Duration // and how long they were to take
 	known     bool          // the directory knows the model
@@ -74,18 +78,28 @@ func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind strin
 		x.refuse(f)
 		return
 	}
-	x.waiter = newWaiter(x.request.Stream, g.cfg.ClientBuffer, x.unhang)
-	g.waiters.put(x.id, x.waiter)
+	for again := true; again; {
+		again = x.lane()
+	}
+}
+
+// lane takes the request through one lane. True: there is another to go through.
+func (x *exchange) lane() (again bool) {
+	if f := x.next(); f != nil {
+		x.refuse(f)
+		return false
+	}
+	x.waiter = newWaiter(x.request.Stream && x.onward.filter == nil, x.g.cfg.ClientBuffer, x.unhang)
+	x.g.waiters.put(x.id, x.waiter)
 	defer func() {
-		g.waiters.remove(x.id)
+		x.g.waiters.remove(x.id)
 		x.waiter.close()
 	}()
 	if f := x.queue(); f != nil {
-		x.refuse(f)
-		return
+		return x.turned(f)
 	}
 	x.queued = true
-	x.run()
+	return x.run()
 }
 
 // boundTail limits what net/http still writes when the handler has returned. A
@@ -120,6 +134,9 @@ func (x *exchange) accept(open int) *refusal {
 		x.g.warn("open mailbox", err)
 		return &refusal{reason: reason.RecordStoreAway}
 	}
+	if x.policy.Missing {
+		return unread()
+	}
 	var ok bool
 	if x.who, ok = x.policy.Who(h.Get("Authorization")); !ok {
 		return &refusal{reason: reason.NoKey}
@@ -138,10 +155,18 @@ func (x *exchange) accept(open int) *refusal {
 		return f
 	}
 	var wrong string
-	if x.limits, wrong = parseLimits(h, x.ownLimits(), x.maxDeadline()); wrong != "" {
+	if x.limits, wrong = parseLimits(h, x.ownLimits(), x.maxDeadline()); wrong == "" {
+		x.onward.wish, wrong = ParseWish(h)
+	}
+	if wrong != "" {
 		return &refusal{reason: reason.BadRequest, detail: wrong}
 	}
 	return nil
+}
+
+// unread is for who comes before it is known who may do what.
+func unread() *refusal {
+	return &refusal{reason: reason.Starting, detail: "This gateway has not read its policy yet."}
 }
 
 // body reads the request's body whole.
@@ -176,11 +201,14 @@ func (x *exchange) body() ([]byte, *refusal) {
 // queue prices the request, opens its record and puts it into its lane, or
 // refuses. The waiter is registered: events may come before queue returns.
 func (x *exchange) queue() *refusal {
-	g, p := x.g, &x.request
+	g, key, p := x.g, x.class.Lane, &x.request
+	if x.onward.filter != nil {
+		key, p = x.onward.lane, &x.onward.question
+	}
 	var known []registry.Engine
 	var unknown bool
 	err := x.persist(x.r.Context(), func() (err error) {
-		known, unknown, err = g.directory.known(x.r.Context(), p.Model, x.class.Lane.Pool)
+		known, unknown, err = g.directory.known(x.r.Context(), p.Model, key.Pool)
 		return err
 	})
 	if err != nil {
@@ -190,34 +218,38 @@ func (x *exchange) queue() *refusal {
 	if unknown {
 		return &refusal{reason: reason.UnknownModel, model: x.asked, param: "model"}
 	}
-	x.known = len(known) > 0 && len(known[0].Models) > 0
-	key := x.class.Lane
+	x.known = x.onward.filter == nil && len(known) > 0 && len(known[0].Models) > 0
 	prompt, output := g.prices.quote(x.who.Name, p)
 	now := time.Now()
 	drain, firstToken := g.directory.drain(p.Model, key.Pool, known, now)
 	if drain.Engines == 0 {
 		return g.noEngine(p.Model, key.Pool, known, now)
 	}
-	if f := x.paced(now); f != nil {
+	if f := x.paced(key, now); f != nil {
 		return f
 	}
-	if l := &x.limits; l.patience > 0 {
+	if l := &x.limits; l.patience > 0 && x.onward.filter == nil {
 		inference, timeout := x.inference(firstToken, output, now), time.Duration(float64(l.patience)/sdkPart)
 		if !l.fit(inference) {
 			return x.tooImpatient(timeout, inference)
 		}
 	}
-	if g.directory.relieved(p.Model, x.class.Tier, now) {
+	if x.onward.former == nil && g.directory.relieved(p.Model, x.class.Tier, now) {
 		x.limits.relieve(x.maxDeadline())
 	}
 	m := &queue.Message{
-		Version: queue.Version, ID: x.id, Lane: key, Path: x.path,
+		Version: queue.Version, ID: x.id, Lane: key, Path: x.onward.path(x.path),
 		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.deadline),
 		SLOTTFT: x.limits.ttft, SLOTTFTNamed: x.limits.ttftNamed, Patient: x.limits.deadlineNamed, SLOTPOT: x.limits.tpot,
 		PromptTokens: prompt, SafePrompt: p.Longest, ExpectedOut: output, MaxTokens: p.MaxTokens, Sequences: p.Sequences,
 		Stream: p.Stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.Body,
 	}
 	limit := x.limits.door(firstToken)
+	if x.trip.Moved() { // else nothing of the deadline is gone
+		if limit = min(limit, m.Deadline.Sub(now)); limit <= 0 {
+			return x.late()
+		}
+	}
 	if g.cfg.RefuseLaw == LawWatermark {
 		if f := g.directory.water(p.Model, key.Pool, x.id, now); f != nil {
 			return f
@@ -226,7 +258,7 @@ func (x *exchange) queue() *refusal {
 	}
 	ask := registry.Request{
 		ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
-		Tokens: m.Tokens(), Bytes: len(p.Body), Limit: limit, Fingerprint: fingerprint(key, x.path, p.Body), Limits: x.held(),
+		Tokens: m.Tokens(), Bytes: len(p.Body), Limit: limit, Fingerprint: fingerprint(key, m.Path, p.Body), Limits: x.held(),
 	}
 	admitted, err := x.open(ask, drain)
 	if err != nil {
@@ -240,6 +272,7 @@ func (x *exchange) queue() *refusal {
 		return &refusal{reason: admitted.Reason, model: p.Model, ahead: admitted.Ahead, wait: admitted.Wait, limit: limit, retry: admitted.RetryAfter}
 	}
 	m.Shard, x.ahead, x.wait = admitted.Shard, admitted.Ahead, admitted.Wait
+	x.onward.charged = append(x.onward.charged, ask.Limits...)
 	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
 	defer cancel()
 	if err := g.deps.Publish(ctx, m); err != nil {
@@ -294,13 +327,13 @@ func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
 	case errors.Is(err, queue.ErrTooLarge):
 		return &refusal{reason: reason.BodyTooLarge, detail: fmt.Sprintf("The body of %d bytes is larger than the broker of this fleet takes (its maxMessageSize).", len(x.request.Body))}
 	case errors.Is(err, queue.ErrFull):
-		return &refusal{reason: reason.LaneFull, model: x.request.Model, detail: fmt.Sprintf("The queue for model '%s' is full.", x.request.Model)}
+		return &refusal{reason: reason.LaneFull, model: x.model(), detail: fmt.Sprintf("The queue for model '%s' is full.", x.model())}
 	case errors.Is(err, queue.ErrClosed):
 		why = reason.Draining
 	default:
 		x.g.warn(why.String(), err)
 	}
-	return &refusal{reason: why, model: x.request.Model}
+	return &refusal{reason: why, model: x.model()}
 }
 
 // cancel ends the request for everybody else. It outlives the client.
@@ -341,9 +374,14 @@ func (x *exchange) tell(node string) {
 // seed is random per request.
 func (x *exchange) seed() byte { return x.id[0] ^ x.id[1]<<4 }
 
-// refuse answers a request that was never relayed, with a true status.
+// refuse answers a request that was never relayed, with a true status where none is out.
 func (x *exchange) refuse(f *refusal) {
+	if x.relay.sent && f.reason != reason.ClientGone {
+		x.fail(f)
+		return
+	}
 	f.seed, x.told = x.seed(), f
+	x.meta(x.w.Header())
 	if f.reason == reason.ClientGone {
 		x.hangUp()
 		x.finish(statusClientGone, reason.ClientGone, response.Usage{})

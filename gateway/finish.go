@@ -22,19 +22,19 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	if end != succeeded && end != aborted {
 		g.metrics.refused(status, why)
 	}
-	if end != succeeded {
+	if end != succeeded || x.trip.Moved() {
 		x.remember(now, status, end, why)
 	}
 	if why == reason.Finished && used.Known {
-		g.prices.learn(x.who.Name, &x.request, used)
+		g.metrics.missed(g.prices.learn(x.who.Name, &x.request, used))
 	}
 	var ttft time.Duration
 	if !v.first.IsZero() {
 		ttft = v.first.Sub(x.arrived)
-		g.metrics.queued.Observe(v.inQueue.Seconds())
+		model.queued.Observe(v.inQueue.Seconds())
 		model.service.Observe(max(now.Sub(x.arrived)-v.inQueue, 0).Seconds())
 		if x.request.Stream {
-			g.metrics.ttft.Observe(ttft.Seconds())
+			model.ttft.Observe(ttft.Seconds())
 			tokens := v.chunks
 			if used.Known {
 				tokens = used.Output / max(x.request.Sequences, 1)
@@ -52,11 +52,15 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	if !g.deps.Log.Enabled(ctx, level) {
 		return
 	}
+	var way slog.Attr // an empty one is left out
+	if x.trip.Moved() {
+		way = slog.String("route", x.trip.String(x.class.Lane))
+	}
 	g.deps.Log.LogAttrs(ctx, level, "request finished",
 		slog.String("id", x.id), slog.String("label", x.label), slog.String("tenant", x.who.Name),
 		slog.String("lane", x.class.Lane.String()), slog.String("node", v.node), slog.Int("attempts", v.tries),
 		slog.Int64("queue_ms", v.inQueue.Milliseconds()), slog.Int64("ttft_ms", ttft.Milliseconds()),
 		slog.Int64("total_ms", now.Sub(x.arrived).Milliseconds()),
 		slog.Int("tokens_in", used.Prompt), slog.Int("tokens_out", used.Output),
-		slog.Int("status", status), slog.String("outcome", string(end)), slog.String("reason", why.String()))
+		slog.Int("status", status), slog.String("outcome", string(end)), slog.String("reason", why.String()), way)
 }

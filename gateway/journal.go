@@ -13,8 +13,8 @@ import (
 // kept is how many requests each list of the journal remembers.
 const kept = 100
 
-// Failure is a request without a whole answer, as /debug/state shows it. It has
-// nothing of the body but the model's name.
+// Failure is a request without a whole answer, or one that went through more than one
+// lane, as /debug/state shows it. It has nothing of the body but the model's name.
 type Failure struct {
 	At       time.Time     `json:"at"`
 	Age      float64       `json:"age_seconds"` // when shown
@@ -32,6 +32,7 @@ type Failure struct {
 	Wait     float64       `json:"wait_seconds,omitempty"`  // the one predicted for it, or that a passed deadline was
 	Limit    float64       `json:"limit_seconds,omitempty"` // the longest predicted wait it would have been given a place for
 	Detail   string        `json:"detail,omitempty"`        // what the client was told beyond the reason
+	Route    string        `json:"route,omitempty"`         // the lanes it went through, where there was more than one
 }
 
 // Failures are all those for one reason.
@@ -48,6 +49,7 @@ type journal struct {
 	mu       sync.Mutex // guards all below
 	refused  recent
 	failed   recent
+	routed   recent
 	byReason map[reason.Reason]*Failures
 }
 
@@ -80,6 +82,12 @@ func (f Failure) aged(now time.Time) Failure {
 func (j *journal) add(f *Failure, queued bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if f.Route != "" {
+		j.routed.add(f)
+	}
+	if f.Outcome == string(succeeded) {
+		return
+	}
 	if queued {
 		j.failed.add(f)
 	} else {
@@ -94,8 +102,8 @@ func (j *journal) add(f *Failure, queued bool) {
 	r.Last = *f
 }
 
-// show returns the failures by reason, the most frequent first, and both lists.
-func (j *journal) show(now time.Time) (byReason []Failures, refused, failed []Failure) {
+// show returns the failures by reason, the most frequent first, and the lists.
+func (j *journal) show(now time.Time) (byReason []Failures, refused, failed, routed []Failure) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	byReason = make([]Failures, 0, len(j.byReason))
@@ -105,14 +113,15 @@ func (j *journal) show(now time.Time) (byReason []Failures, refused, failed []Fa
 	slices.SortFunc(byReason, func(a, b Failures) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Reason, b.Reason))
 	})
-	return byReason, j.refused.newest(now), j.failed.newest(now)
+	return byReason, j.refused.newest(now), j.failed.newest(now), j.routed.newest(now)
 }
 
-// remember writes a request that got no whole answer into the journal.
+// remember writes a request that got no whole answer, or went through several lanes, into
+// the journal.
 func (x *exchange) remember(now time.Time, status int, end outcome, why reason.Reason) {
 	f := Failure{
 		At: now, ID: x.id, Tenant: x.who.Name, Model: x.request.Model, Node: x.relay.node, Attempts: x.relay.tries,
-		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(),
+		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(), Route: x.trip.String(x.class.Lane),
 	}
 	if x.label != x.id {
 		f.Label = strings.Clone(x.label) // it may be the start of a longer header

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -15,15 +16,29 @@ import (
 // outageGap is after how long without a failure an outage counts as over.
 const outageGap = 5 * time.Second
 
-// held are the limits of the request.
+// held are the limits of the request in its lane. What counts requests and has counted
+// this one in another lane does not count it again; tokens it took there are given back.
+// A filter's question is the service's own.
 func (x *exchange) held() []quota.Limit {
-	return x.policy.Limits(nil, &x.who, x.request.Model, x.class.Tier)
+	if x.onward.filter != nil {
+		return nil
+	}
+	all := x.policy.Limits(nil, &x.who, x.request.Model, x.class.Tier)
+	if len(x.onward.charged) == 0 {
+		return all
+	}
+	return slices.DeleteFunc(all, func(l quota.Limit) bool {
+		return l.Unit == quota.Requests && slices.ContainsFunc(x.onward.charged, func(c quota.Limit) bool {
+			return c.Unit == l.Unit && c.Scope == l.Scope && c.Bucket == l.Bucket && c.Per == l.Per && c.Window == l.Window
+		})
+	})
 }
 
 // open opens the request's record. Where a limit has room soon it sleeps until then, in
 // all as long as quota.MaxWait and the client's patience allow.
 func (x *exchange) open(q registry.Request, d registry.Drain) (a registry.Admission, err error) {
-	until := time.Now().Add(x.limits.smooth())
+	now := time.Now()
+	until := now.Add(min(x.limits.smooth(), q.Deadline.Sub(now)))
 	for {
 		q.Patience = max(time.Until(until), 0)
 		ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"penstock/gateway/route"
+	"penstock/policy"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -30,17 +32,26 @@ const (
 	abortError    = "error" // the record store did not answer
 )
 
+// What an estimate is of.
+const (
+	estimatePrompt = "prompt"
+	estimateOutput = "output"
+)
+
 // maxModels bounds the model label; a fleet with more shows the rest as "other".
 const maxModels = 100
 
 type metrics struct {
 	requests *prometheus.CounterVec
-	queued   prometheus.Histogram
-	ttft     prometheus.Histogram
+	queued   *prometheus.HistogramVec
+	ttft     *prometheus.HistogramVec
 	tpot     prometheus.Histogram
 	service  *prometheus.HistogramVec
+	estimate *prometheus.HistogramVec
 	refusals *prometheus.CounterVec
 	aborts   *prometheus.CounterVec
+	moves    *prometheus.CounterVec
+	filters  *prometheus.CounterVec
 	open     prometheus.Gauge
 
 	mu     sync.Mutex
@@ -52,17 +63,22 @@ type metrics struct {
 type modelMetrics struct {
 	requests map[outcome]prometheus.Counter // never written after it is made
 	service  prometheus.Observer
+	queued   prometheus.Observer // of the tier, all models
+	ttft     prometheus.Observer // as queued
 }
 
 func newMetrics(reg prometheus.Registerer, cfg *Config, tiers []string) (*metrics, error) {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_requests_total", Help: "Finished requests by outcome."}, []string{"tier", "model", "outcome"}),
-		queued:   prometheus.NewHistogram(prometheus.HistogramOpts{Name: "penstock_queue_seconds", Help: "From the request's arrival to its start on an engine.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 18)}),
-		ttft:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "penstock_ttft_seconds", Help: "From a stream's arrival to its first event.", Buckets: prometheus.ExponentialBuckets(0.005, 2, 15)}),
+		queued:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "penstock_queue_seconds", Help: "From the request's arrival to its start on an engine.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 18)}, []string{"tier"}),
+		ttft:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "penstock_ttft_seconds", Help: "From a stream's arrival to its first event.", Buckets: prometheus.ExponentialBuckets(0.005, 2, 15)}, []string{"tier"}),
 		tpot:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "penstock_tpot_seconds", Help: "Mean time between tokens of a stream, after its first.", Buckets: prometheus.ExponentialBuckets(0.002, 1.6, 14)}),
 		service:  prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "penstock_service_seconds", Help: "From the start on an engine to the end of the answer.", Buckets: prometheus.ExponentialBuckets(0.05, 2, 14)}, []string{"tier", "model"}),
+		estimate: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "penstock_estimate_ratio", Help: "Tokens of an answered request as estimated from what was known before it, over those counted; 1 = right.", Buckets: []float64{0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10}}, []string{"of"}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_refusals_total", Help: "Requests that ended without an answer, by status and reason."}, []string{"status", "reason"}),
 		aborts:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_aborts_total", Help: "Requests whose client went away, by how far they were and what the cancel found."}, []string{"stage", "outcome"}),
+		moves:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_reroutes_total", Help: "Requests sent on to another lane, by a reroute of the policy or into a lower tier, and the trouble their lane had with them."}, []string{"move", "trouble"}),
+		filters:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_filtered_total", Help: "Requests that a filter of the policy was asked about, by what became of them there."}, []string{"outcome"}),
 		open:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_open_requests", Help: "Requests a client waits for now."}),
 		models:   map[string]map[string]*modelMetrics{},
 	}
@@ -75,9 +91,21 @@ func newMetrics(reg prometheus.Registerer, cfg *Config, tiers []string) (*metric
 			m.aborts.WithLabelValues(stageName(stage), found)
 		}
 	}
+	for _, of := range []string{estimatePrompt, estimateOutput} {
+		m.estimate.WithLabelValues(of)
+	}
+	for _, trouble := range policy.Classes() {
+		m.moves.WithLabelValues(route.Reroute.String(), trouble.String())
+	}
+	for _, trouble := range []policy.Class{policy.Saturated, policy.LaneFull} {
+		m.moves.WithLabelValues(route.Downgrade.String(), trouble.String())
+	}
+	for _, o := range []string{filterPassed, filterStopped, filterFailed} {
+		m.filters.WithLabelValues(o)
+	}
 	m.models[otherModel] = map[string]*modelMetrics{}
 	m.addTiers(tiers)
-	for _, c := range []prometheus.Collector{m.requests, m.queued, m.ttft, m.tpot, m.service, m.refusals, m.aborts, m.open} {
+	for _, c := range []prometheus.Collector{m.requests, m.queued, m.ttft, m.tpot, m.service, m.estimate, m.refusals, m.aborts, m.moves, m.filters, m.open} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -132,11 +160,24 @@ func (m *metrics) model(name, tier string) *modelMetrics {
 
 // series makes the children of one tier and model.
 func (m *metrics) series(tier, model string) *modelMetrics {
-	mm := &modelMetrics{requests: map[outcome]prometheus.Counter{}, service: m.service.WithLabelValues(tier, model)}
+	mm := &modelMetrics{
+		requests: map[outcome]prometheus.Counter{}, service: m.service.WithLabelValues(tier, model),
+		queued: m.queued.WithLabelValues(tier), ttft: m.ttft.WithLabelValues(tier),
+	}
 	for _, o := range []outcome{succeeded, rejected, refused, expired, failed, aborted} {
 		mm.requests[o] = m.requests.WithLabelValues(tier, model, string(o))
 	}
 	return mm
+}
+
+// missed counts how far an estimate was off.
+func (m *metrics) missed(by missed) {
+	if by.prompt > 0 {
+		m.estimate.WithLabelValues(estimatePrompt).Observe(by.prompt)
+	}
+	if by.output > 0 {
+		m.estimate.WithLabelValues(estimateOutput).Observe(by.output)
+	}
 }
 
 // refused counts a request that ended without an answer.
@@ -161,7 +202,7 @@ func outcomeOf(why reason.Reason) outcome {
 	switch why {
 	case reason.Finished:
 		return succeeded
-	case reason.BadRequest, reason.TooLarge, reason.EngineRefused, reason.NoKey, reason.Forbidden, reason.UnknownModel, reason.NotFound, reason.BodyTooLarge:
+	case reason.BadRequest, reason.TooLarge, reason.EngineRefused, reason.NoKey, reason.Forbidden, reason.UnknownModel, reason.NotFound, reason.BodyTooLarge, reason.Filtered:
 		return rejected
 	case reason.RateLimited, reason.BudgetSpent, reason.Overloaded, reason.LaneFull, reason.NoEngine, reason.Draining, reason.Starting:
 		return refused

@@ -1,10 +1,20 @@
 package gateway
 
 import (
+	"flag"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"penstock/gateway/openai"
+	"penstock/lane"
+	"penstock/policy"
 	"penstock/reason"
 	"penstock/response"
 )
@@ -34,8 +44,10 @@ func TestMetrics(t *testing.T) {
 			{"penstock_requests_total", []string{"tier", "default", "model", "other", "outcome", "rejected"}, 1},
 			{"penstock_refusals_total", []string{"status", "503", "reason", "tries_used"}, 1},
 			{"penstock_refusals_total", []string{"status", "404", "reason", "model_not_found"}, 1},
-			{"penstock_queue_seconds", nil, 1},
-			{"penstock_ttft_seconds", nil, 1},
+			{"penstock_queue_seconds", []string{"tier", "default"}, 1},
+			{"penstock_ttft_seconds", []string{"tier", "default"}, 1},
+			{"penstock_estimate_ratio", []string{"of", "prompt"}, 1},
+			{"penstock_estimate_ratio", []string{"of", "output"}, 1},
 			{"penstock_tpot_seconds", nil, 1},
 			{"penstock_service_seconds", []string{"model", "q"}, 1},
 			{"penstock_open_requests", nil, 0},
@@ -53,4 +65,54 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%d series, want the model label bounded", got)
 		}
 	})
+}
+
+var tenants = flag.Int("tenants", 20_000, "how many tenants TestTenants lets come")
+
+// TestTenants: however many tenants come, nothing of them stays but what is bounded.
+func TestTenants(t *testing.T) {
+	s := newStage(t, func(_ *Config, d *Deps) { d.Log = slog.New(slog.DiscardHandler) })
+	r := openai.Request{Model: "q", TextBytes: 400, Sequences: 1}
+	visit := func(i int) {
+		name := fmt.Sprintf("tenant-%016x", uint64(i)*0x9e3779b97f4a7c15)
+		x := &exchange{g: s.g, r: httptest.NewRequest(http.MethodPost, chatPath, nil), id: name, label: name, who: policy.Tenant{Name: name}, request: r, known: true, arrived: time.Now()}
+		x.class.Lane = lane.Key{Tier: "default", Model: "q", Tenant: name}
+		s.g.sends.wait(x.class.Lane, 1000, time.Now())
+		s.g.prices.quote(name, &r)
+		x.finish(http.StatusOK, reason.Finished, response.Usage{Prompt: 100, Output: 7, Known: true})
+		x.finish(http.StatusTooManyRequests, reason.RateLimited, response.Usage{})
+	}
+	series := func() (n int) {
+		families, err := s.metrics.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			n += len(f.GetMetric())
+		}
+		return n
+	}
+	for i := range mostPaced + 1 { // what is bounded is full
+		visit(-1 - i)
+	}
+	before, heapBefore := series(), heap()
+	for i := range *tenants {
+		visit(i)
+	}
+	grown := heap() - heapBefore
+	t.Logf("%d tenants: %d series, %+d KiB on the heap", *tenants, series(), grown>>10)
+	if got := series(); got != before {
+		t.Errorf("%d series after %d tenants, %d before", got, *tenants, before)
+	}
+	if grown > 1<<20 {
+		t.Errorf("the heap grew by %d KiB over %d tenants, want 1 MiB at most", grown>>10, *tenants)
+	}
+}
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

@@ -217,6 +217,10 @@ func (g *Gateway) noEngine(model, pool string, known []registry.Engine, now time
 // once, with the smallest context any of its engines has.
 func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 	rules := g.policy.Load()
+	if rules.Missing {
+		g.refuseEarly(w, unread())
+		return
+	}
 	tenant, ok := rules.Who(r.Header.Get("Authorization"))
 	if !ok {
 		g.refuseEarly(w, &refusal{reason: reason.NoKey})

@@ -74,6 +74,28 @@ func TestPolicyAtTheDoor(t *testing.T) {
 	}
 }
 
+// TestPolicyIsMissing: before the policy was read nobody is let in, with or without a key.
+func TestPolicyIsMissing(t *testing.T) {
+	s := newStage(t, func(_ *Config, d *Deps) {
+		missing := *policy.Default(nil, "")
+		missing.Missing = true
+		d.Policy = &missing
+	}).serve()
+	for path, ask := range map[string]func() (*http.Response, error){
+		chatPath:     func() (*http.Response, error) { return s.post(`{"model":"q","messages":[]}`), nil },
+		"/v1/models": func() (*http.Response, error) { return http.DefaultClient.Get(s.url + "/v1/models") },
+	} {
+		r, err := ask()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		if text, _, _ := errorOf(t, readAll(t, r.Body)); r.StatusCode != 503 || !strings.HasPrefix(text, "This gateway has not read its policy yet. Please try again") {
+			t.Errorf("%s: %d %q, want 503 and why", path, r.StatusCode, text)
+		}
+	}
+}
+
 // TestAliasTravels: the engine is asked for the model it serves, in the lane of the
 // tenant's tier.
 func TestAliasTravels(t *testing.T) {

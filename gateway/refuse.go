@@ -80,6 +80,7 @@ var rules = map[reason.Reason]rule{
 	reason.UnknownModel:  {status: 404, kind: invalid},
 	reason.NotFound:      {status: 404, kind: invalid},
 	reason.BodyTooLarge:  {status: 413, kind: invalid},
+	reason.Filtered:      {status: 400, kind: invalid},
 }
 
 // rule finds the line for a refusal. A reason without one is a fault in the
@@ -165,6 +166,8 @@ func (f *refusal) cause() string {
 		return "No valid API key. Send \"Authorization: Bearer KEY\"."
 	case reason.Forbidden:
 		return "This API key may not do that."
+	case reason.Filtered:
+		return "The request was stopped by a filter of this service."
 	case reason.UnknownModel:
 		return fmt.Sprintf("The model '%s' does not exist here. GET /v1/models lists what does.", f.model)
 	default:

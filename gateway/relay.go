@@ -46,13 +46,15 @@ type relay struct {
 	chunks        int
 }
 
-// run relays until the request has its outcome.
-func (x *exchange) run() {
+// run relays until the request has its outcome, or goes to another lane: true.
+func (x *exchange) run() (again bool) {
 	v := &x.relay
-	v.askAt, v.heard, v.wrote = x.arrived.Add(x.limits.deadline), x.arrived, x.arrived
+	v.askAt, v.heard = x.arrived.Add(x.limits.deadline), x.arrived
+	if v.wrote.IsZero() {
+		v.wrote = x.arrived
+	}
 	v.spare = getBuffer()
-	v.guard = time.AfterFunc(time.Hour, x.waiter.timedOut)
-	v.guard.Stop()
+	x.arm()
 	armed := x.due()
 	wake := time.NewTimer(time.Until(armed))
 	defer func() {
@@ -80,6 +82,13 @@ func (x *exchange) run() {
 			x.abandon()
 		}
 	}
+	return x.onward.again
+}
+
+// arm makes the timer that bounds writes to the client while x.waiter is the request's.
+func (x *exchange) arm() {
+	x.relay.guard = time.AfterFunc(time.Hour, x.waiter.timedOut)
+	x.relay.guard.Stop()
 }
 
 // deliver passes on what has come.
@@ -95,7 +104,7 @@ func (x *exchange) deliver() (over bool) {
 	if b.first {
 		v.node, v.tries, v.inQueue = b.node, b.tries, b.queued
 	}
-	if len(b.buf) > 0 && x.request.Stream && b.fate != slow {
+	if len(b.buf) > 0 && x.request.Stream && x.onward.filter == nil && b.fate != slow {
 		if v.first.IsZero() {
 			v.first = now
 		}
@@ -122,6 +131,11 @@ func (x *exchange) deliver() (over bool) {
 // end gives the client what the terminal event says.
 func (x *exchange) end(e *response.Event) {
 	switch {
+	case x.onward.filter != nil && e.Kind == response.Done:
+		x.judge(e)
+	case x.onward.filter != nil && e.Reason == reason.EngineRefused:
+		x.unread(e)
+	case e.Kind != response.Done && x.moves(e):
 	case e.Kind == response.Done && !x.request.Stream:
 		status, why := http.StatusOK, reason.Finished
 		if !x.answer(e) {
@@ -132,31 +146,38 @@ func (x *exchange) end(e *response.Event) {
 		x.failWith(&refusal{reason: reason.UpstreamLost}, e.Usage)
 	case e.Kind == response.Done:
 		x.finish(http.StatusOK, reason.Finished, e.Usage)
-	case e.Reason == reason.EngineRefused && e.Status >= 400 && e.Status < 500 && len(e.Payload) > 0:
-		x.passOn(e)
 	default:
-		f := &refusal{reason: e.Reason}
-		if f.reason == reason.None || f.reason == reason.OK {
-			f.reason = reason.EngineDown
-		}
-		switch f.reason {
-		case reason.DeadlinePassed:
-			f = x.late()
-		case reason.Overloaded:
-			f.ahead, f.wait = x.ahead, x.wait
-		case reason.Stalled:
-			f.wait = x.g.cfg.SilenceLimit
-		}
-		x.failWith(f, e.Usage)
+		x.failed(e)
 	}
+}
+
+// failed gives the client what became of a request that has no answer.
+func (x *exchange) failed(e *response.Event) {
+	if e.Reason == reason.EngineRefused && e.Status >= 400 && e.Status < 500 && len(e.Payload) > 0 {
+		x.passOn(e)
+		return
+	}
+	f := &refusal{reason: e.Reason}
+	if f.reason == reason.None || f.reason == reason.OK {
+		f.reason = reason.EngineDown
+	}
+	switch f.reason {
+	case reason.DeadlinePassed:
+		f = x.late()
+	case reason.Overloaded:
+		f.ahead, f.wait = x.ahead, x.wait
+	case reason.Stalled:
+		f.wait = x.g.cfg.SilenceLimit
+	}
+	x.failWith(f, e.Usage)
 }
 
 // late is the refusal of a request whose start deadline has passed.
 func (x *exchange) late() *refusal {
-	f := &refusal{reason: reason.DeadlinePassed, model: x.request.Model, wait: x.limits.deadline, noRetry: x.limits.deadlineNamed}
+	f := &refusal{reason: reason.DeadlinePassed, model: x.model(), wait: x.limits.deadline, noRetry: x.limits.deadlineNamed}
 	if x.limits.relieved {
 		f.detail = fmt.Sprintf("The service is busy: %s ahead when this one came, about %s, and none of the engines for model '%s' had room for it within %s.",
-			count(x.ahead, "request"), seconds(x.wait), x.request.Model, seconds(x.limits.deadline))
+			count(x.ahead, "request"), seconds(x.wait), f.model, seconds(x.limits.deadline))
 	}
 	return f
 }
@@ -200,6 +221,9 @@ func (x *exchange) meta(h http.Header) {
 	if v.tries > 0 {
 		h["X-Penstock-Attempts"] = []string{strconv.Itoa(v.tries)}
 		h["X-Penstock-Queue-Ms"] = []string{strconv.FormatInt(v.inQueue.Milliseconds(), 10)}
+	}
+	if way := x.trip.String(x.class.Lane); way != "" {
+		h["X-Penstock-Route"] = []string{way}
 	}
 }
 
@@ -302,7 +326,11 @@ func (x *exchange) expire(now time.Time) (over bool) {
 func (x *exchange) fail(f *refusal) { x.failWith(f, response.Usage{}) }
 
 func (x *exchange) failWith(f *refusal, used response.Usage) {
-	f.model, f.seed, x.told = x.request.Model, x.seed(), f
+	if f.model == "" {
+		f.model = x.model()
+	}
+	x.blame(f)
+	f.seed, x.told = x.seed(), f
 	var status int
 	switch {
 	case !x.relay.sent:

@@ -47,12 +47,12 @@ func (s *sends) wait(k lane.Key, perSecond float64, now time.Time) time.Duration
 }
 
 // paced refuses a request whose lane sends faster than it may.
-func (x *exchange) paced(now time.Time) *refusal {
-	rate := x.policy.Lane(x.class.Lane).SendsPerSecond
+func (x *exchange) paced(k lane.Key, now time.Time) *refusal {
+	rate := x.policy.Lane(k).SendsPerSecond
 	if rate == 0 {
 		return nil
 	}
-	wait := x.g.sends.wait(x.class.Lane, rate, now)
+	wait := x.g.sends.wait(k, rate, now)
 	if wait == 0 {
 		return nil
 	}

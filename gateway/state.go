@@ -27,6 +27,7 @@ type State struct {
 	Reasons   []Failures `json:"reasons"` // every reason so far, the most frequent first
 	Refused   []Failure  `json:"refused"` // the last before the queue, newest first
 	Failed    []Failure  `json:"failed"`  // the last that had been queued, newest first
+	Routed    []Failure  `json:"routed"`  // the last that went through more than one lane, newest first
 }
 
 // Mailbox is where the events of this gateway's requests come to.
@@ -112,7 +113,7 @@ func (g *Gateway) DebugState() State {
 	}
 	s.Models, s.Directory.MoreModels = first(g.directory.models(known, now))
 	s.Engines, s.Directory.MoreEngines = first(g.engines(known, now))
-	s.Reasons, s.Refused, s.Failed = g.journal.show(now)
+	s.Reasons, s.Refused, s.Failed, s.Routed = g.journal.show(now)
 	return s
 }
 

@@ -82,7 +82,7 @@ func TestJournalIsBounded(t *testing.T) {
 	for i := range 250 {
 		j.add(&Failure{ID: fmt.Sprint("refused", i), Reason: reason.Overloaded, Ahead: i, At: now}, false)
 	}
-	reasons, refused, failed := j.show(now.Add(time.Second))
+	reasons, refused, failed, _ := j.show(now.Add(time.Second))
 	if len(refused) != kept || refused[0].ID != "refused249" || refused[kept-1].ID != "refused150" || refused[0].Age != 1 {
 		t.Errorf("refused: %d from %+v to %+v, want the last %d, newest first", len(refused), refused[0], refused[len(refused)-1], kept)
 	}

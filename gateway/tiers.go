@@ -26,10 +26,11 @@ func (x *exchange) classify() *refusal {
 	p := &x.request
 	prompt, _ := x.g.prices.quote(x.who.Name, p)
 	x.asked = p.Model
-	x.class = x.policy.Classify(&policy.Request{
+	x.asking = policy.Request{
 		ID: x.id, Tenant: &x.who, Path: x.path, Type: p.Kind, Model: p.Model, Stream: p.Stream, Prompt: prompt, Max: p.MaxTokens, Headers: x.r.Header,
 		Tools: p.Tools, Images: p.Images > 0, SystemBytes: p.SystemBytes, Priority: p.Priority, ServiceTier: p.ServiceTier, Body: p.Body,
-	})
+	}
+	x.class = x.policy.Classify(&x.asking)
 	switch x.class.Reason {
 	case reason.OK:
 	case reason.Forbidden:
@@ -38,10 +39,17 @@ func (x *exchange) classify() *refusal {
 		x.class.Tier, x.class.Lane.Tier = 0, x.policy.DefaultTier()
 		return &refusal{reason: reason.BadRequest, detail: fmt.Sprintf("The header x-penstock-tier is %q. Send one of: %s.", cut(x.r.Header.Get("X-Penstock-Tier")), strings.Join(x.policy.TierNames(), ", "))}
 	}
-	if model := x.class.Lane.Model; model != p.Model {
-		p.Rename(model)
-	}
+	x.onward.filters = x.policy.Filters(&x.asking)
+	x.asking.Body = nil // nothing looks into it again, and it may be the second copy
+	x.rename()
 	return nil
+}
+
+// rename names the model of the lane in the body.
+func (x *exchange) rename() {
+	if model := x.class.Lane.Model; model != x.request.Model {
+		x.request.Rename(model)
+	}
 }
 
 // ownLimits are those of a request that names none: the tenant's, the tier's, the

@@ -79,11 +79,14 @@ const (
 	ByWeight
 	ByPrompt
 	ByClient
+	ByReroute
+	ByDowngrade
 )
 
 var byNames = [...]string{
 	"the default tier", "the tenant's tier", "the rule", "the header x-penstock-tier", "the header x-gateway-inference-objective",
 	"service_tier of the body", "priority of the body", "an alias", "an alias, by weight", "an alias, by prompt length", "the client",
+	"a reroute", "a downgrade",
 }
 
 func (b By) String() string {

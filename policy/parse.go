@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"net/textproto"
 	"slices"
 	"strings"
@@ -42,6 +41,8 @@ func Parse(text []byte) (*Policy, error) {
 		p.readAliases(d, &f)
 		p.readRules(d, &f)
 		p.readLanes(d, &f)
+		p.readFilters(d, &f)
+		p.readReroutes(d, &f) // what lanes.by leaves out is known
 	}
 	if len(d.problems) > 0 {
 		return nil, fmt.Errorf("policy: %w", errors.Join(d.problems...))
@@ -94,7 +95,7 @@ func (p *Policy) readTenants(d *document, f *file) {
 		return
 	}
 	keys := &Keys{byPrefix: map[uint64][]apiKey{}}
-	for _, name := range slices.Sorted(maps.Keys(f.Tenants)) {
+	for _, name := range sorted(f.Tenants) {
 		from, at := f.Tenants[name], []any{"tenants", name}
 		d.word(at, name, maxName)
 		t := &Tenant{Name: name, entry: name, Tier: p.defaultTier, Models: from.Models, Deadline: from.Deadline, MaxDeadline: from.MaxDeadline, TrustsFairnessID: from.Fairness}
@@ -102,6 +103,7 @@ func (p *Policy) readTenants(d *document, f *file) {
 			t.Tier = p.place(d, append(at, "tier"), from.Tier)
 		}
 		t.Asks = t.Tier
+		p.readDowngrade(d, append(at, "downgrade"), t, from.Downgrade)
 		d.patterns(append(at, "models"), from.Models)
 		d.time(append(at, "deadline"), from.Deadline, 600*time.Second)
 		d.time(append(at, "max-deadline"), from.MaxDeadline, 600*time.Second)
@@ -142,7 +144,7 @@ func (p *Policy) readAliases(d *document, f *file) {
 		return
 	}
 	p.aliases = make(map[string][]Target, len(f.Models))
-	for _, name := range slices.Sorted(maps.Keys(f.Models)) {
+	for _, name := range sorted(f.Models) {
 		from, at := f.Models[name], []any{"models", name}
 		d.word(at, name, maxName)
 		if len(from) == 0 || len(from) > MaxTargets {
@@ -188,41 +190,9 @@ func (p *Policy) readRules(d *document, f *file) {
 	p.rules = make([]Rule, 0, len(f.Rules))
 	names := map[string]bool{}
 	for i, from := range f.Rules {
-		at, w := []any{"rules", i}, from.When
-		r := Rule{
-			Name: from.Name, Type: from.Then.Type, Model: from.Then.Model, Pool: from.Then.Pool, tier: -1,
-			tenant: w.Tenant, model: w.Model, path: w.Path, serviceTier: w.ServiceTier,
-			stream: w.Stream, tools: w.Tools, images: w.Images,
-			prompt: w.Prompt.bounds(), maxTokens: w.MaxTokens.bounds(), system: w.System.bounds(), priority: w.Priority.bounds(),
-		}
-		if r.Name == "" {
-			r.Name = fmt.Sprintf("rule %d", i+1)
-		}
-		d.word(append(at, "name"), r.Name, maxWord)
-		if names[r.Name] {
-			d.wrong(append(at, "name"), "two rules are called %q; give each its own name", r.Name)
-		}
-		names[r.Name] = true
-		for key, list := range map[string]words{"tenant": w.Tenant, "model": w.Model, "path": w.Path, "service-tier": w.ServiceTier, "keyword": w.Keyword} {
-			d.patterns(append(at, "when", key), list)
-		}
-		for _, word := range w.Keyword {
-			plain, ascii := escaped(word)
-			r.keywords, p.keywords = append(r.keywords, keyword{[]byte(plain), []byte(ascii)}), true
-		}
-		for _, name := range slices.Sorted(maps.Keys(w.Headers)) {
-			d.word(append(at, "when", "headers", name), name, maxWord)
-			d.word(append(at, "when", "headers", name), w.Headers[name], maxWord)
-			r.headers = append(r.headers, header{textproto.CanonicalMIMEHeaderKey(name), w.Headers[name]})
-		}
-		for key, s := range map[string]span{"prompt-tokens": w.Prompt, "max-tokens": w.MaxTokens, "system-bytes": w.System, "priority": w.Priority} {
-			if s.Min != nil && s.Max != nil && *s.Min > *s.Max {
-				d.wrong(append(at, "when", key), "min %d is above max %d", *s.Min, *s.Max)
-			}
-		}
-		if len(r.headers) > maxList {
-			d.wrong(append(at, "when", "headers"), "%d headers; write at most %d", len(r.headers), maxList)
-		}
+		at := []any{"rules", i}
+		r := d.when(append(at, "when"), &from.When)
+		r.Name, r.Type, r.Model, r.Pool, r.tier = d.named(at, "rule", i, from.Name, names), from.Then.Type, from.Then.Model, from.Then.Pool, -1
 		switch then := from.Then; {
 		case then == fileThen{}:
 			d.wrong(at, "it has no \"then\"; write {tier, type, model, pool}, one or more of them")
@@ -236,6 +206,36 @@ func (p *Policy) readRules(d *document, f *file) {
 		}
 		p.rules = append(p.rules, r)
 	}
+}
+
+// when reads the conditions of a rule or a filter.
+func (d *document) when(at []any, w *fileWhen) Rule {
+	r := Rule{
+		tenant: w.Tenant, model: w.Model, path: w.Path, serviceTier: w.ServiceTier,
+		stream: w.Stream, tools: w.Tools, images: w.Images,
+		prompt: w.Prompt.bounds(), maxTokens: w.MaxTokens.bounds(), system: w.System.bounds(), priority: w.Priority.bounds(),
+	}
+	for key, list := range map[string]words{"tenant": w.Tenant, "model": w.Model, "path": w.Path, "service-tier": w.ServiceTier, "keyword": w.Keyword} {
+		d.patterns(append(at, key), list)
+	}
+	for _, word := range w.Keyword {
+		plain, ascii := escaped(word)
+		r.keywords = append(r.keywords, keyword{[]byte(plain), []byte(ascii)})
+	}
+	for _, name := range sorted(w.Headers) {
+		d.word(append(at, "headers", name), name, maxWord)
+		d.word(append(at, "headers", name), w.Headers[name], maxWord)
+		r.headers = append(r.headers, header{textproto.CanonicalMIMEHeaderKey(name), w.Headers[name]})
+	}
+	for key, s := range map[string]span{"prompt-tokens": w.Prompt, "max-tokens": w.MaxTokens, "system-bytes": w.System, "priority": w.Priority} {
+		if s.Min != nil && s.Max != nil && *s.Min > *s.Max {
+			d.wrong(append(at, key), "min %d is above max %d", *s.Min, *s.Max)
+		}
+	}
+	if len(r.headers) > maxList {
+		d.wrong(append(at, "headers"), "%d headers; write at most %d", len(r.headers), maxList)
+	}
+	return r
 }
 
 func (p *Policy) readLanes(d *document, f *file) {
@@ -262,17 +262,7 @@ func (p *Policy) readLanes(d *document, f *file) {
 	for i, from := range l.Patterns {
 		at := []any{"lanes", "patterns", i}
 		pattern := lanePattern{tier: from.Tier, ofType: from.Type, model: from.Model, pool: from.Pool, tenant: from.Tenant, Lane: from.Limits.over(p.lanes.rest)}
-		for key, value := range map[string]string{"tier": from.Tier, "type": from.Type, "model": from.Model, "pool": from.Pool, "tenant": from.Tenant} {
-			if value != "" {
-				d.word(append(at, key), value, maxName)
-			}
-		}
-		if from.Tier != "" && !slices.ContainsFunc(p.TierNames(), func(name string) bool { return match(from.Tier, name) }) {
-			d.wrong(append(at, "tier"), "no tier is like %q; there are %s", from.Tier, strings.Join(p.TierNames(), ", "))
-		}
-		if from.Tenant != "" && p.lanes.noTenant || from.Type != "" && p.lanes.noType {
-			d.wrong(at, "lanes.by leaves out what this pattern asks for")
-		}
+		p.checkPattern(d, at, &pattern)
 		d.limits(at, pattern.Lane)
 		p.lanes.patterns = append(p.lanes.patterns, pattern)
 	}

@@ -23,6 +23,8 @@ const (
 	MaxAliases  = 256
 	MaxTargets  = 16 // of one alias
 	MaxPatterns = 256
+	MaxReroutes = 64
+	MaxFilters  = 4   // each is a round trip through an engine
 	maxList     = 64  // entries of any other list
 	maxWord     = 128 // bytes of a pattern, a keyword or a header's name; a model's and a tenant's name may have 256
 	maxName     = 256
@@ -39,6 +41,10 @@ type Policy struct {
 	Hash  string // of the file, 16 hex digits; "" = from flags
 	Tiers []Tier // first goes first; at least one
 
+	// Missing: it stands in for one that could not be read yet. Who may do what is not
+	// known, so a gateway lets nobody in.
+	Missing bool
+
 	tiered      bool // it names tiers
 	defaultTier int  // place of the tier of requests that name none
 	tenants     map[string]*Tenant
@@ -47,7 +53,8 @@ type Policy struct {
 	own         bool    // the keys are in the file
 	rules       []Rule
 	aliases     map[string][]Target
-	keywords    bool // some rule looks into the body
+	filters     []Filter
+	reroutes    []Reroute
 	lanes       lanes
 	shared      []quota.Limit // of all tenants together
 	slices      []int         // of shared tokens per minute, by tier
@@ -69,9 +76,11 @@ type Tenant struct {
 	// x-gateway-inference-fairness-id; each gets lanes of its own.
 	TrustsFairnessID bool
 
-	Key    string // names the key it came with, without giving it away; "" = it came without
-	quotas quotas
-	entry  string // whose entry in the file it is: its own or Anybody's
+	Key        string // names the key it came with, without giving it away; "" = it came without
+	quotas     quotas
+	entry      string // whose entry in the file it is: its own or Anybody's
+	downgrade  bool   // its requests may be put into the tier below
+	downgrades []int  // or into the first of these below theirs; places, in order
 }
 
 // Default is the policy where there is no file: tiers as flags give them (none = one,
@@ -200,14 +209,28 @@ type lanePattern struct {
 	Lane
 }
 
+func (l *lanePattern) fits(k lane.Key) bool {
+	return match(l.tier, k.Tier) && match(l.ofType, k.Type) && match(l.model, k.Model) && match(l.pool, k.Pool) && match(l.tenant, k.Tenant)
+}
+
 // Lane is what the first pattern that matches says, else the default.
 func (p *Policy) Lane(k lane.Key) Lane {
 	for i := range p.lanes.patterns {
-		if l := &p.lanes.patterns[i]; match(l.tier, k.Tier) && match(l.ofType, k.Type) && match(l.model, k.Model) && match(l.pool, k.Pool) && match(l.tenant, k.Tenant) {
+		if l := &p.lanes.patterns[i]; l.fits(k) {
 			return l.Lane
 		}
 	}
 	return p.lanes.rest
+}
+
+// Permits is how many requests of a tier and model may run at once on one engine, where
+// lanes.by leaves out type and tenant, so that they share one lane (and those of each
+// pool another); 0 = not limited, or each lane apart.
+func (p *Policy) Permits(tier, model string) int {
+	if !p.lanes.noType || !p.lanes.noTenant {
+		return 0
+	}
+	return p.Lane(lane.Key{Tier: tier, Model: model}).Concurrency
 }
 
 // match reports whether a pattern fits the whole of s: "*" is any run of bytes, "" is

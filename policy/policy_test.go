@@ -36,7 +36,7 @@ func TestExample(t *testing.T) {
 	}
 	who, ok := mustParse(t, strings.Replace(Example, fmt.Sprintf("sha256:%064d", 1), HashKey("abc123"), 1)).Who("Bearer abc123")
 	want := Tenant{Name: "acme", Models: []string{"qwen*", "small"}, Deadline: 30 * time.Second, MaxDeadline: 2 * time.Minute}
-	who.Key, who.quotas, who.entry = "", quotas{}, ""
+	who.Key, who.quotas, who.entry, who.downgrades = "", quotas{}, "", nil
 	if diff := cmp.Diff(want, who, cmp.AllowUnexported(Tenant{}, quotas{})); diff != "" || !ok {
 		t.Errorf("acme (-want +got)\n%s", diff)
 	}
@@ -60,7 +60,7 @@ func TestFaults(t *testing.T) {
 		{"unknown key", "tires: []\n", "line 1: unknown key \"tires\", did you mean \"tiers\"?\n    tires: []\n    ^"},
 		{"deep unknown key", tiers + "tenants:\n  acme: {teir: a}\n", "line 3: unknown key \"teir\", did you mean \"tier\"?\n      acme: {teir: a}\n             ^"},
 		{"underscore", tiers + "default_tier: a\n", `did you mean "default-tier"?`},
-		{"nothing near", "zzzzzzzzzzzzz: 1\n", "known here: default-tier, lanes, models, quota, rules, tenants, tiers"},
+		{"nothing near", "zzzzzzzzzzzzz: 1\n", "known here: default-tier, filters, lanes, models, quota, reroutes, rules, tenants, tiers"},
 		{"two at once", "aaaaaaaaaaaaaa: 1\nbbbbbbbbbbbbbbbb: 2\n", "line 2: unknown key"},
 		{"twice", "rules: []\nrules: []\n", "already defined"},
 		{"wrong type", "rules: 7\n", "rules: 7"},
@@ -100,6 +100,25 @@ func TestFaults(t *testing.T) {
 		{"lanes by what", "lanes: {by: [tier, model, pool, colour]}\n", `"colour": write each of`},
 		{"pattern's tier", tiers + "lanes: {patterns: [{tier: gold}]}\n", `no tier is like "gold"; there are a, b`},
 		{"pattern left out", tiers + "lanes: {by: [tier, model, pool], patterns: [{tenant: x}]}\n", "lanes.by leaves out"},
+		{"reroute without trouble", "reroutes: [{to: {model: m}}]\n", `it has 0 troubles under "on"`},
+		{"reroute without target", "reroutes: [{on: no_engine}]\n", `it has no "to"`},
+		{"unknown trouble", "reroutes:\n  - on: [lane-full]\n    to: {model: m}\n", "line 2: unknown trouble \"lane-full\", did you mean \"lane_full\"?, or an engine's status from 400 to 499\n      - on: [lane-full]\n             ^"},
+		{"an engine's 5xx", "reroutes: [{on: [503], to: {model: m}}]\n", "503: write an engine's status from 400 to 499"},
+		{"unknown key of a reroute", "reroutes: [{on: [404], too: {model: m}}]\n", `unknown key "too", did you mean "to"?`},
+		{"reroute's tier", tiers + "reroutes: [{on: [404], to: {tier: c}}]\n", `the tier "c" is not one of a, b`},
+		{"reroute from a tier", tiers + "reroutes: [{from: {tier: c}, on: [404], to: {tier: b}}]\n", `no tier is like "c"; there are a, b`},
+		{"reroute to itself", "reroutes: [{from: {model: m}, on: [404], to: {model: m}}]\n", "it leads to where the request comes from"},
+		{"reroute by what is left out", "lanes: {by: [tier, model, pool]}\nreroutes: [{on: [404], to: {type: t}}]\n", "lanes.by leaves out the type"},
+		{"reroutes of one name", "reroutes: [{name: r, on: [404], to: {model: m}}, {name: r, on: [404], to: {model: m}}]\n", `two reroutes are called "r"`},
+		{"downgrade", tiers + "tenants: {x: {tier: a, downgrade: [b, c]}}\n", `line 2: the tier "c" is not one of a, b`},
+		{"downgrade upwards", tiers + "tenants: {x: {tier: b, downgrade: a}}\n", `the tier "a" is not below the tenant's, b`},
+		{"downgrade twice", tiers + "tenants: {x: {tier: a, downgrade: [b, b]}}\n", `the tier "b" is there twice`},
+		{"downgrade of another kind", tiers + "tenants: {x: {downgrade: {to: b}}}\n", "line 2: "},
+		{"filter without model", "filters: [{passes: [safe]}]\n", "write 1 to 256 printable bytes"},
+		{"filter without answer", "filters: [{model: g}]\n", "write one of passes and stops"},
+		{"filter with both", "filters: [{model: g, passes: [safe], stops: [unsafe]}]\n", "write one of passes and stops"},
+		{"filter's length", "filters: [{model: g, passes: [safe], max-tokens: 0}]\n", "0: write 1 to 4096"},
+		{"filter's key", "filters: [{model: g, pases: [safe]}]\n", `unknown key "pases", did you mean "passes"?`},
 		{"negative rate", "lanes: {default: {starts-per-second: -1}}\n", "-1: write 0 to"},
 		{"not a number", "lanes: {default: {starts-per-second: .nan}}\n", "NaN: write 0 to"},
 	} {
@@ -137,6 +156,8 @@ func TestBounds(t *testing.T) {
 		{"rules:\n", "  - {then: {type: t%d}}\n", MaxRules},
 		{"models:\n", "  m%d: [{model: x}]\n", MaxAliases},
 		{"lanes:\n  patterns:\n", "    - {model: m%d}\n", MaxPatterns},
+		{"reroutes:\n", "  - {on: [404], to: {model: m%d}}\n", MaxReroutes},
+		{"filters:\n", "  - {model: m%d, passes: [safe]}\n", MaxFilters},
 		{"tenants:\n  x:\n    models:\n", "      - m%d\n", maxList},
 		{"models:\n  x:\n", "    - {model: m%d}\n", MaxTargets},
 	} {
@@ -216,7 +237,7 @@ func TestLimits(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{Example, "tiers: [{name: a}]", "rules:\n- when: {keyword: x}\n  then: {pool: y}\n", "lanes: {default: {concurrency: 1}}", "tenants: {a: {keys: [x]}}", "a: &b\nc: *b"} {
+	for _, seed := range []string{Example, "tiers: [{name: a}]", "rules:\n- when: {keyword: x}\n  then: {pool: y}\n", "lanes: {default: {concurrency: 1}}", "tenants: {a: {keys: [x], downgrade: [b]}}", "tenants: {a: {downgrade: true}}", "reroutes: [{from: {model: m}, on: [no_engine, 404], to: {model: n}}]", "filters: [{model: g, stops: unsafe}]", "a: &b\nc: *b"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -228,10 +249,24 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		who, _ := p.Tenant("x")
-		d := p.Classify(&Request{ID: "1", Tenant: &who, Type: "chat", Model: "m", Body: []byte("{}")})
+		r := &Request{ID: "1", Tenant: &who, Type: "chat", Model: "m", Body: []byte("{}")}
+		d := p.Classify(r)
 		if d.Tier < who.Tier || d.Tier >= len(p.Tiers) || d.Lane.Model == "" {
 			t.Errorf("%q: %+v of tenant %+v", text, d, who)
 		}
 		p.Lane(d.Lane)
+		for _, trouble := range append(p.Troubles(), Trouble{Class: LaneFull}) {
+			if _, to, ok := p.Reroute(d, trouble, r); ok && (to.Lane == d.Lane || to.Tier < who.Tier) {
+				t.Errorf("%q: from %v to %v", text, d.Lane, to.Lane)
+			}
+		}
+		if to, ok := p.Downgrade(d, &who, MayDowngrade); ok && to.Tier <= d.Tier {
+			t.Errorf("%q: from tier %d down to %d", text, d.Tier, to.Tier)
+		}
+		for _, f := range p.Filters(r) {
+			if f.Passes("") || f.Lane(p, d, r).Model == "" {
+				t.Errorf("%q: filter %q lets nothing pass", text, f.Name)
+			}
+		}
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +20,8 @@ type file struct {
 	Tenants     map[string]fileTenant   `yaml:"tenants"`
 	Models      map[string][]fileTarget `yaml:"models"`
 	Rules       []fileRule              `yaml:"rules"`
+	Filters     []fileFilter            `yaml:"filters"`
+	Reroutes    []fileReroute           `yaml:"reroutes"`
 	Lanes       fileLanes               `yaml:"lanes"`
 }
 
@@ -44,6 +45,7 @@ type fileTenant struct {
 	Deadline    time.Duration        `yaml:"deadline"`
 	MaxDeadline time.Duration        `yaml:"max-deadline"`
 	Fairness    bool                 `yaml:"trust-fairness-id"`
+	Downgrade   fileTiers            `yaml:"downgrade"`
 }
 
 type fileTarget struct {
@@ -232,7 +234,7 @@ func (d *document) check(node ast.Node, t reflect.Type) {
 			d.check(pair.Value, t.Elem())
 		case t.Kind() != reflect.Struct:
 		case known[key] == nil:
-			d.fault(pair.Key, "unknown key %q%s", key, suggest(key, known))
+			d.fault(pair.Key, "unknown key %q%s", key, suggest(key, sorted(known)))
 		default:
 			d.check(pair.Value, known[key])
 		}
@@ -259,15 +261,11 @@ func fields(t reflect.Type) map[string]reflect.Type {
 	return known
 }
 
-func suggest(key string, known map[string]reflect.Type) string {
+// suggest is the name that key was probably meant to be, else all of them.
+func suggest(key string, names []string) string {
 	best, distance := "", 1+max(2, len(key)/3)
-	names := make([]string, 0, len(known))
-	for name := range known {
-		names = append(names, name)
-	}
-	slices.Sort(names)
 	for _, name := range names {
-		if d := Edits(strings.ReplaceAll(key, "_", "-"), name); d < distance {
+		if d := min(Edits(key, name), Edits(strings.ReplaceAll(key, "_", "-"), name)); d < distance {
 			best, distance = name, d
 		}
 	}

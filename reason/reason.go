@@ -91,6 +91,9 @@ const (
 
 	LaneWidth // as many of the lane run as may at once
 
+	// Filtered: a filter of the policy read the request and stopped it, or could not read it.
+	Filtered
+
 	end
 )
 
@@ -107,6 +110,7 @@ var names = [end]string{
 	RateLimited: "rate_limit_exceeded", BudgetSpent: "insufficient_quota", Overloaded: "server_is_overloaded", LaneFull: "lane_full",
 	NoEngine: "no_engine", BadRequest: "invalid_request", BodyTooLarge: "body_too_large", NoKey: "invalid_api_key", Forbidden: "forbidden",
 	UnknownModel: "model_not_found", NotFound: "not_found", LaneWidth: "lane_width",
+	Filtered: "content_filter",
 }
 
 // String is the stable name: metric label, log attribute, header value.

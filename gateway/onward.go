@@ -1,0 +1,216 @@
+package gateway
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"penstock/gateway/openai"
+	"penstock/gateway/route"
+	"penstock/lane"
+	"penstock/policy"
+	"penstock/quota"
+	"penstock/reason"
+	"penstock/response"
+)
+
+// What became of a request at a filter, the values of the label.
+const (
+	filterPassed  = "passed"
+	filterStopped = "stopped"
+	filterFailed  = "failed" // the filter could not be asked, or could not read it
+)
+
+// onward is what a request needs that goes through more than one lane.
+type onward struct {
+	wish    policy.Wish
+	filters []*policy.Filter // still to come
+
+	filter   *policy.Filter // whose lane the request is in; nil = its own
+	lane     lane.Key       // of filter
+	question openai.Request // that it is asked
+
+	again   bool          // the lane is left, and there is another to go through
+	former  *former       // what the lane did that the request was sent on from; nil = it was not
+	charged []quota.Limit // that have counted the request
+}
+
+// former is what a request would have been told that was sent on, for when no other lane
+// takes it.
+type former struct {
+	refusal *refusal        // at the door
+	event   *response.Event // or from the lane
+}
+
+// path is where the engine is asked.
+func (o *onward) path(own string) string {
+	if o.filter != nil {
+		return openai.ChatPath
+	}
+	return own
+}
+
+// ParseWish reads the header that says whether the request may be downgraded.
+// wrong is for the client whose header says neither.
+func ParseWish(h http.Header) (w policy.Wish, wrong string) {
+	value := strings.TrimSpace(h.Get("X-Penstock-Downgrade"))
+	if value == "" {
+		return policy.AsTenant, ""
+	}
+	switch yes, err := strconv.ParseBool(strings.ToLower(value)); {
+	case err != nil:
+		return policy.AsTenant, fmt.Sprintf("The header x-penstock-downgrade is %q. Send true or false.", cut(value))
+	case yes:
+		return policy.MayDowngrade, ""
+	}
+	return policy.MayNotDowngrade, ""
+}
+
+// next sets the request up for the lane it goes to: the next filter's, or its own. Each
+// has a record of its own; what the client has got already stays.
+func (x *exchange) next() *refusal {
+	o := &x.onward
+	if x.trip.Moved() {
+		x.id = newID()
+		x.relay = relay{sent: x.relay.sent, wrote: x.relay.wrote, done: x.relay.done}
+	}
+	o.again, o.filter = false, nil
+	if len(o.filters) == 0 {
+		return nil
+	}
+	o.filter, o.filters = o.filters[0], o.filters[1:]
+	o.lane = o.filter.Lane(x.policy, x.class, &x.asking)
+	var bad *openai.Fault
+	if o.question, bad = x.request.Question(o.lane.Model, o.filter.MaxTokens); bad != nil {
+		return &refusal{reason: reason.BadRequest, param: bad.Param, detail: bad.Message}
+	}
+	return nil
+}
+
+// model is the one that the request, or its filter's question, is for.
+func (x *exchange) model() string {
+	if x.onward.filter != nil {
+		return x.onward.lane.Model
+	}
+	return x.request.Model
+}
+
+// turned handles what the door of a lane says to the request. True: another lane is
+// next.
+func (x *exchange) turned(f *refusal) (again bool) {
+	if t, ok := route.Trouble(f.reason, 0, false); ok && x.sendOn(t, former{refusal: f}) {
+		return true
+	}
+	if x.trip.Moved() { // the client may have its status, or get an engine's words
+		x.arm()
+	}
+	switch h := x.onward.former; {
+	case h == nil, f.reason == reason.ClientGone, x.sooner(f, h):
+		x.blame(f)
+		x.refuse(f)
+	case h.refusal != nil:
+		x.refuse(h.refusal)
+	default:
+		x.failed(h.event)
+	}
+	return false
+}
+
+// sooner reports whether a refusal lets its client come back sooner than what is held,
+// which would never have let it where it came from an engine.
+func (x *exchange) sooner(f *refusal, h *former) bool {
+	f.seed = x.seed()
+	mine := x.g.cfg.rule(f)
+	if h.refusal == nil {
+		return mine.retry > 0 && !mine.noRetry
+	}
+	h.refusal.seed = f.seed
+	other := x.g.cfg.rule(h.refusal)
+	if other.retry == 0 || other.noRetry {
+		return true
+	}
+	return mine.retry > 0 && !mine.noRetry && mine.retry < other.retry
+}
+
+// moves sends the request on after what its lane did with it. False: that is its
+// outcome.
+func (x *exchange) moves(e *response.Event) bool {
+	tooLong := e.Reason == reason.EngineRefused && openai.TooLong(e.Payload)
+	t, ok := route.Trouble(e.Reason, e.Status, tooLong)
+	return ok && x.sendOn(t, former{event: e})
+}
+
+// sendOn puts the request into another lane, where there is one for what happened.
+func (x *exchange) sendOn(t policy.Trouble, was former) bool {
+	if x.onward.filter != nil {
+		return false
+	}
+	n := x.trip.Next(x.policy, &route.Stop{
+		Trouble: t, Class: x.class, Request: &x.asking, Wish: x.onward.wish,
+		Relayed: x.relay.chunks > 0, Left: time.Until(x.arrived.Add(x.limits.deadline)),
+	})
+	if n.Move == route.Stay {
+		return false
+	}
+	x.g.metrics.moves.WithLabelValues(n.Move.String(), t.Class.String()).Inc()
+	x.g.deps.Log.LogAttrs(x.r.Context(), slog.LevelDebug, "request sent on",
+		slog.String("id", x.id), slog.String("label", x.label), slog.String("move", n.Move.String()), slog.String("reroute", n.Name),
+		slog.String("trouble", t.String()), slog.String("from", x.class.Lane.String()), slog.String("to", n.Class.Lane.String()))
+	x.class, x.onward.former, x.onward.again = n.Class, &was, true
+	x.rename()
+	x.relimit()
+	return true
+}
+
+// relimit gives the request the targets of the tier it is put into; its deadline stays.
+func (x *exchange) relimit() {
+	was := x.limits
+	x.limits, _ = parseLimits(x.r.Header, x.ownLimits(), x.maxDeadline()) // accepted once
+	x.limits.deadline, x.limits.relieved = was.deadline, was.relieved
+	if was.relieved && !was.ttftNamed {
+		x.limits.ttft = max(x.limits.ttft, was.deadline)
+	}
+}
+
+// judge acts on a filter's answer.
+func (x *exchange) judge(e *response.Event) {
+	f := x.onward.filter
+	if e.Usage.Known {
+		x.g.prices.learn(x.who.Name, &x.onward.question, e.Usage)
+	}
+	if !f.Passes(openai.Answer(e.Payload)) {
+		x.g.metrics.filters.WithLabelValues(filterStopped).Inc()
+		x.onward.filter = nil // it did its work
+		x.fail(&refusal{reason: reason.Filtered, detail: f.Refusal})
+		return
+	}
+	x.g.metrics.filters.WithLabelValues(filterPassed).Inc()
+	x.trip.Left(x.onward.lane, filterPassed)
+	x.onward.again = true
+}
+
+// unread ends a request that its filter's engine refused to read.
+func (x *exchange) unread(e *response.Event) {
+	f := &refusal{reason: reason.Filtered, detail: fmt.Sprintf("Its engine answered %d.", e.Status)}
+	if openai.TooLong(e.Payload) {
+		f = &refusal{reason: reason.TooLarge, model: x.model()}
+	}
+	x.fail(f)
+}
+
+// blame says of a refusal that it is of a filter and not of the request's own lane.
+func (x *exchange) blame(f *refusal) {
+	if x.onward.filter == nil || f.reason == reason.ClientGone {
+		return
+	}
+	x.g.metrics.filters.WithLabelValues(filterFailed).Inc()
+	detail := f.detail
+	if detail == "" {
+		detail = f.cause()
+	}
+	f.detail = fmt.Sprintf("The filter '%s' reads requests first and could not read this one. %s", x.onward.filter.Name, detail)
+	x.onward.filter = nil // said once
+}
