@@ -8,6 +8,8 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"penstock/agent/attempt"
+	"penstock/agent/room"
+	"penstock/lane"
 	"penstock/queue"
 	"penstock/quota"
 	"penstock/reason"
@@ -46,18 +48,14 @@ func (a *Agent) handle(ctx context.Context, m *queue.Message, started func()) qu
 	if a.core.runsHere(m.ID) {
 		return queue.Suspend(againPause)
 	}
-	now := time.Now()
-	req := a.request(now, m)
-	v, head := a.core.decide(now, m, &req)
-	if v.Reason == reason.LaneLimit && a.core.parks(ctx, m.Lane, a.cfg.RoomHold) {
-		v, head = a.core.decide(time.Now(), m, &req)
-	}
-	if head != nil {
-		v = a.wait(ctx, head)
+	req := a.request(time.Now(), m)
+	v := a.answer(ctx, m, &req)
+	if v.Reason == reason.LaneLimit && a.parks(ctx, m.Lane) {
+		v = a.answer(ctx, m, &req)
 	}
 	switch v.Action {
 	case scheduler.Start:
-		return a.start(ctx, m, v.slot, started)
+		return a.start(ctx, m, v.Slot, started)
 	case scheduler.Drop:
 		return a.finish(ctx, a.newRun(m, "", 0, nil), response.Dropped, attempt.Outcome{Reason: v.Reason})
 	default:
@@ -65,18 +63,46 @@ func (a *Agent) handle(ctx context.Context, m *queue.Message, started func()) qu
 	}
 }
 
-// wait holds a head in the room until it is answered, at most RoomHold.
-func (a *Agent) wait(ctx context.Context, h *head) answer {
-	hold := time.NewTimer(a.cfg.RoomHold)
-	defer hold.Stop()
-	select {
-	case v := <-h.answer:
+// answer brings a head its answer, after RoomHold at the latest.
+func (a *Agent) answer(ctx context.Context, m *queue.Message, req *scheduler.Request) room.Answer {
+	h := a.core.decide(time.Now(), m, req)
+	if v, ok := within(ctx, a.cfg.RoomHold, h.Answer); ok {
 		return v
-	case <-hold.C:
-	case <-ctx.Done():
 	}
 	a.core.expire(time.Now(), h)
-	return <-h.answer
+	return <-h.Answer
+}
+
+// parks holds the head of a lane that has as many running as it may until one of them
+// ends, for RoomHold at most. False: none did, or others wait already.
+func (a *Agent) parks(ctx context.Context, k lane.Key) bool {
+	ended := a.core.park(k)
+	if ended == nil {
+		return false
+	}
+	if _, ok := within(ctx, a.cfg.RoomHold, ended); ok {
+		return true
+	}
+	a.core.unpark(k, ended)
+	return false
+}
+
+// within waits for c, at most d; false: it came to nothing, or ctx ended.
+func within[T any](ctx context.Context, d time.Duration, c <-chan T) (v T, ok bool) {
+	select {
+	case v = <-c:
+		return v, true
+	default:
+	}
+	limit := time.NewTimer(d)
+	defer limit.Stop()
+	select {
+	case v = <-c:
+		return v, true
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+	return v, false
 }
 
 // start runs a request whose place in the ledger is taken.

@@ -8,7 +8,9 @@ import (
 	"penstock/abort"
 	"penstock/agent/attempt"
 	"penstock/agent/health"
+	"penstock/agent/room"
 	"penstock/agent/state"
+	"penstock/lane"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
@@ -34,8 +36,7 @@ type core struct {
 	mu       sync.Mutex // guards all below
 	sched    *scheduler.State
 	tiers    []scheduler.Tier // as sched has them
-	room     room
-	lanes    laneCounts
+	room     *room.Room
 	health   health.Pulse
 	runs     map[string]*run // by request id, between begin and end
 	last     scheduler.Sample
@@ -54,88 +55,59 @@ type core struct {
 	idle     chan struct{} // closed once draining and nothing runs; not replaced once ending
 }
 
-func newCore(sched *scheduler.State, cfg *Config, m *state.Counters) *core {
-	return &core{
+func newCore(sched *scheduler.State, cfg *Config, limit func(lane.Key) int, m *state.Counters) *core {
+	c := &core{
 		metrics: m,
 		sched:   sched,
 		tiers:   cfg.Scheduler.Tiers,
-		lanes:   newLaneCounts(),
 		health:  health.NewPulse(cfg.LeaveAfter),
-		room:    newRoom(cfg.Room, cfg.RoomPerLane),
 		runs:    make(map[string]*run),
 		idle:    make(chan struct{}),
 	}
+	c.room = room.New(room.Config{Size: cfg.Room, PerLane: cfg.RoomPerLane, Limit: limit, Barred: c.barred, Told: c.note}, sched)
+	return c
 }
 
-// decide answers a delivered head at once, or takes it into the room: then the
-// answer comes through the head it returns. Decide and Reserve are one step.
-func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) (answer, *head) {
+// decide answers a delivered head or takes it into the room. Decide and Reserve are one
+// step.
+func (c *core) decide(now time.Time, m *queue.Message, req *scheduler.Request) *room.Head {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	req.Tier = scheduler.Rank(c.tiers, m.Lane.Tier)
-	v := c.sched.Decide(now, req)
-	if bar, barred := c.barred(); v.Action == scheduler.Start && barred {
-		bar.Action = scheduler.Suspend
-		v = bar
-	}
-	if (v.Action == scheduler.Start || v.Action == scheduler.Hold) && c.lanes.full(m.Lane, c.room.of(m.Lane)) {
-		v = scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.LaneLimit, After: lanePause}
-	}
-	if v.Action == scheduler.Start && len(c.room.heads) == 0 {
-		c.lanes.add(m.Lane, 1)
-		return c.note(now, m.ID, req, answer{v, c.sched.Reserve(now, req)}), nil
-	}
-	if v.Action != scheduler.Start && v.Action != scheduler.Hold {
-		return c.note(now, m.ID, req, answer{Verdict: v}), nil
-	}
-	// Capacity comes free soon, or it is free and others wait for it: Pick says who
-	// is first.
-	fits := c.room.free(m.Lane)
-	full := answer{Verdict: scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.RoomFull, After: v.After}}
-	if v.Action == scheduler.Hold && !fits {
-		return c.note(now, m.ID, req, full), nil
-	}
-	h := &head{id: m.ID, lane: m.Lane, hold: v, answer: make(chan answer, 1)}
-	c.room.add(h, req)
-	refused := c.fill(now)
-	i := c.room.find(h)
-	if i >= 0 && v.Action == scheduler.Start {
-		h.hold = refused
-	}
-	if i >= 0 && fits && c.room.full() {
-		fits = false
-		i = c.sched.Last(now, c.room.reqs)
-		full.After = c.room.heads[i].hold.After
-	}
-	if i >= 0 && !fits {
-		c.leave(now, i, full)
-	}
-	if c.room.find(h) >= 0 {
-		c.note(now, m.ID, req, answer{Verdict: h.hold})
-	}
-	return answer{}, h
+	return c.room.Decide(now, m.ID, m.Lane, req)
 }
 
-// fill starts heads from the room while Pick finds one that may, and returns what
-// stops the next. Everything that can free capacity calls it.
-func (c *core) fill(now time.Time) scheduler.Verdict {
-	if bar, barred := c.barred(); barred {
-		bar.Action = scheduler.Hold
-		return bar
-	}
-	for len(c.room.heads) > 0 {
-		i, v := c.sched.Pick(now, c.room.reqs)
-		if i < 0 {
-			return v
-		}
-		a := answer{Verdict: v}
-		if v.Action == scheduler.Start {
-			a.slot = c.sched.Reserve(now, &c.room.reqs[i])
-			c.lanes.add(c.room.heads[i].lane, 1)
-		}
-		c.leave(now, i, a)
-	}
-	return scheduler.Verdict{}
+// expire answers a head that waited long enough, unless it just got its answer.
+func (c *core) expire(now time.Time, h *room.Head) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.room.Expire(now, h)
+}
+
+// drop takes an aborted request's head out of the room.
+func (c *core) drop(now time.Time, id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.room.Drop(now, id)
+}
+
+// park lets a head wait for its lane: see room.Park.
+func (c *core) park(k lane.Key) chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.room.Park(k)
+}
+
+func (c *core) unpark(k lane.Key, ended chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.room.Unpark(k, ended)
+}
+
+// note counts and remembers what a head was told. The room calls it.
+func (c *core) note(now time.Time, id string, req *scheduler.Request, v scheduler.Verdict) {
+	c.metrics.Decided(v)
+	c.verdicts.Add(state.Decision{At: now, ID: id, Action: v.Action.String(), Reason: v.Reason.String(), After: v.After, Request: *req})
 }
 
 // barred is why nothing may start although the scheduler, which knows pages only,
@@ -148,40 +120,6 @@ func (c *core) barred() (scheduler.Verdict, bool) {
 		return scheduler.Verdict{Reason: reason.EngineDown, After: distrustPause}, true
 	}
 	return scheduler.Verdict{}, false
-}
-
-// leave answers head i of the room.
-func (c *core) leave(now time.Time, i int, a answer) {
-	c.note(now, c.room.heads[i].id, &c.room.reqs[i], a)
-	c.room.leave(i, a)
-}
-
-// expire answers a head that waited long enough, unless it just got its answer.
-func (c *core) expire(now time.Time, h *head) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if i := c.room.find(h); i >= 0 {
-		c.leave(now, i, answer{Verdict: scheduler.Verdict{Action: scheduler.Suspend, Reason: h.hold.Reason, After: h.hold.After}})
-	}
-}
-
-// drop takes an aborted request's head out of the room.
-func (c *core) drop(now time.Time, id string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, h := range c.room.heads {
-		if h.id == id {
-			c.leave(now, i, answer{Verdict: scheduler.Verdict{Action: scheduler.Drop, Reason: reason.Aborted}})
-			return
-		}
-	}
-}
-
-// note counts and remembers what a head was told, and returns it.
-func (c *core) note(now time.Time, id string, req *scheduler.Request, a answer) answer {
-	c.metrics.Decided(a.Verdict)
-	c.verdicts.Add(state.Decision{At: now, ID: id, Action: a.Action.String(), Reason: a.Reason.String(), After: a.After, Request: *req})
-	return a
 }
 
 // observe takes a good sample. changed: somebody must hear of it. back: the engine
@@ -202,7 +140,7 @@ func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer
 	was := c.health.Condition()
 	changed = c.health.Look(now, c.condition(now))
 	changed = c.health.Sample() || changed
-	c.fill(now)
+	c.room.Fill(now)
 	return changed, !health.Usable(was) && health.Usable(c.health.Condition())
 }
 
@@ -283,8 +221,7 @@ func (c *core) release(now time.Time, r *run, why reason.Reason, cut bool) {
 		c.sched.Release(now, r.slot)
 	}
 	r.slot = 0
-	c.lanes.add(r.Message.Lane, -1)
-	c.fill(now)
+	c.room.Ended(now, r.Message.Lane)
 }
 
 // atEngine is how many runs have not been released. The caller has the mutex.
@@ -303,7 +240,7 @@ func (c *core) progress(now time.Time, r *run, prompt, output int) {
 	c.sched.Progress(now, r.slot, prompt, output)
 	if !r.tokens { // its prefill is over: the next one may begin
 		r.tokens = true
-		c.fill(now)
+		c.room.Fill(now)
 	}
 	c.mu.Unlock()
 }
@@ -314,37 +251,6 @@ func (c *core) distrust(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failed = now
-}
-
-// drain is pause for good.
-func (c *core) drain(now time.Time) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ending = true
-	return c.pause(now)
-}
-
-// pause suspends every held head, lets no other start and returns how many run.
-// idle closes when the last of them has ended. The caller has the mutex.
-func (c *core) pause(now time.Time) int {
-	c.draining = true
-	c.sched.SetDraining(true)
-	c.health.Look(now, reason.Draining)
-	for len(c.room.heads) > 0 {
-		c.leave(now, 0, answer{Verdict: scheduler.Verdict{Action: scheduler.Suspend, Reason: reason.Draining, After: c.room.heads[0].hold.After}})
-	}
-	c.settleDrain()
-	return len(c.runs)
-}
-
-func (c *core) settleDrain() {
-	if c.draining && len(c.runs) == 0 {
-		select {
-		case <-c.idle:
-		default:
-			close(c.idle)
-		}
-	}
 }
 
 // each calls f for every run, with the mutex held: f must not block.

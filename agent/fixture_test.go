@@ -49,7 +49,6 @@ type node struct {
 	reg    *rmemory.Registry
 	bus    *bus.Bus
 	prom   *prometheus.Registry
-	logs   *syncBuffer
 	ids    atomic.Uint64
 	last   string // id of the message under test
 	stop   func()
@@ -59,6 +58,7 @@ type node struct {
 	news   chan struct{} // closed and replaced at every event
 
 	waiting []registry.Backlog // beside what the lanes have; set before run
+	limit   func(lane.Key) int // of a lane; set before run
 }
 
 // newNode wires an agent to a simulated vLLM that serves model q; run starts it.
@@ -85,7 +85,7 @@ func newStage(t *testing.T, change ...func(*Config)) *node {
 
 func wire(t testing.TB, url string, change ...func(*Config)) *node {
 	t.Helper()
-	n := &node{t: t, bus: bus.New(), prom: prometheus.NewRegistry(), logs: &syncBuffer{}, events: map[string][]response.Event{}, news: make(chan struct{}), done: make(chan error, 1)}
+	n := &node{t: t, bus: bus.New(), prom: prometheus.NewRegistry(), events: map[string][]response.Event{}, news: make(chan struct{}), done: make(chan error, 1), limit: func(lane.Key) int { return 0 }}
 	n.cfg = DefaultConfig()
 	n.cfg.Scheduler.Law = scheduler.Watermark // a gauge is all it takes to fill the engine
 	n.cfg.Node = "node-1"
@@ -108,15 +108,10 @@ func wire(t testing.TB, url string, change ...func(*Config)) *node {
 	t.Cleanup(closeBox)
 	n.agent, err = New(n.cfg, Deps{
 		Records: n.store, Directory: n.reg, Consumer: n.queue.Consumer("node-1"), Append: n.bus.Append,
-		Peers: func() []fleet.Row { return nil }, Backlog: n.backlog, Metrics: n.prom,
-		Log: slog.New(slog.NewTextHandler(n.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Peers: func() []fleet.Row { return nil }, Backlog: n.backlog, LaneLimit: func(k lane.Key) int { return n.limit(k) }, Metrics: n.prom,
+		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	check(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log("logs:\n" + n.logs.String())
-		}
-	})
 	return n
 }
 
@@ -271,21 +266,4 @@ func check(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

@@ -29,9 +29,8 @@ func TestGPUFaults(t *testing.T) {
 				}
 				m := n.message(4)
 				req := n.agent.request(time.Now(), m)
-				a, h := n.agent.core.decide(time.Now(), m, &req)
-				if h != nil || a.Reason != why || a.After != gpuPause {
-					t.Errorf("a head: got %+v, %v; want suspended for %v", a, h, why)
+				if v := n.agent.answer(t.Context(), m, &req); v.Reason != why || v.After != gpuPause {
+					t.Errorf("a head: got %+v; want suspended for %v", v, why)
 				}
 				n.agent.observeGPU(nvml.Sample{At: time.Now(), State: nvml.OK, Reason: reason.OK})
 				n.until("ready", func() bool { return n.agent.Health().Ready })

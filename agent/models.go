@@ -10,7 +10,6 @@ import (
 	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
-	"penstock/scheduler"
 )
 
 // serves takes what the engine says that it serves. One that hangs keeps what it said
@@ -82,19 +81,4 @@ func (c *core) setModels(names []string, longest int) (changed bool) {
 	c.models, c.longest = names, longest
 	c.sched.SetMaxModelLen(longest)
 	return true
-}
-
-// setBacklog adds up what waits for the engine's models, by tier.
-func (c *core) setBacklog(rows []registry.Backlog) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var waiting [scheduler.MostTiers]int
-	for i := range rows {
-		if slices.Contains(c.models, rows[i].Model) {
-			waiting[scheduler.Rank(c.tiers, rows[i].Tier)] += rows[i].Requests
-		}
-	}
-	for i := range c.tiers {
-		c.sched.SetBacklog(i, waiting[i])
-	}
 }

@@ -6,11 +6,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"penstock/agent/room"
 	"penstock/agent/state"
+	"penstock/lane"
 	"penstock/queue"
 	"penstock/reason"
-	"penstock/registry"
-	"penstock/scheduler"
 )
 
 // deliver hands m to the agent without a lane in between.
@@ -147,35 +147,75 @@ func TestLoneLane(t *testing.T) {
 	})
 }
 
-// TestReliefIsInTheRow: the backlog of the engine's models, by tier, reaches the
-// scheduler, and what it makes of it the row.
-func TestReliefIsInTheRow(t *testing.T) {
+// TestLaneLimit: no more of a lane run than the policy lets, other lanes do not notice;
+// a higher limit holds for the next head, a lower one cuts nobody off.
+func TestLaneLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newStage(t, func(c *Config) {
-			c.Scheduler.Tiers = []scheduler.Tier{{Name: "vip", Ceiling: 1}, {Name: "batch", Ceiling: 0.2}}
-		})
-		n.waiting = []registry.Backlog{
-			{Tier: "batch", Model: "q", Requests: 6000}, {Tier: "an older one", Model: "q", Requests: 6000}, {Tier: "vip", Model: "other", Requests: 20_000},
+		n := newStage(t)
+		limit := 2
+		n.limit = func(k lane.Key) int {
+			if k.Tenant == "free" {
+				return 0
+			}
+			return limit
 		}
 		n.run()
-		time.Sleep(4 * time.Second)
-		if got := n.agent.Row(time.Now()).Relief; got != 0 {
-			t.Fatalf("relief after 4 s: %b, want none", got)
+		var out []chan queue.Result
+		var calls []*upcall
+		start := func(name string) {
+			t.Helper()
+			r := n.deliver(n.message(4, tenant(name)))
+			if len(n.fake.calls) != 1 {
+				t.Fatalf("%s: not started, %+v", name, n.debug().Decisions[0])
+			}
+			out, calls = append(out, r), append(calls, <-n.fake.calls)
 		}
-		time.Sleep(3 * time.Second)
-		if got := n.agent.Row(time.Now()).Relief; got != 0b10 {
-			t.Errorf("relief after 7 s: %b, want that of tier batch, which unknown tiers count as", got)
+		refuse := func(name string) {
+			t.Helper()
+			r := n.deliver(n.message(4, tenant(name)))
+			if len(n.fake.calls) != 0 || len(r) != 0 {
+				t.Fatalf("%s: got a start or an answer, want it to wait for one of its lane", name)
+			}
+			<-r
+			if d := n.debug().Decisions[0]; d.Reason != reason.LaneLimit.String() || d.After != room.LanePause {
+				t.Fatalf("%s: %+v, want lane_concurrency", name, d)
+			}
 		}
+		end := func(i int) {
+			calls[i].token(1)
+			calls[i].done()
+			<-out[i]
+		}
+		start("a")
+		start("a")
+		refuse("a")
+		start("free")
+		start("free")
+		start("free")
+		start("b")
+		limit = 3
+		start("a")
+		refuse("a")
+		limit = 1
+		end(0)
+		refuse("a")
+		end(1)
+		refuse("a")
+		end(5 + 1)
+		start("a")
+		for _, i := range []int{2, 3, 4, 5} {
+			end(i)
+		}
+		next := n.deliver(n.message(4, tenant("a")))
+		if second := n.deliver(n.message(4, tenant("a"))); len(second) != 1 || len(next) != 0 {
+			t.Errorf("one of a lane is to wait for an end, not %d of two", 2-len(second)-len(next))
+		}
+		end(7)
+		synctest.Wait()
+		if len(n.fake.calls) != 1 {
+			t.Fatal("the place that came free was not taken at once")
+		}
+		out, calls = append(out, next), append(calls, <-n.fake.calls)
+		end(8)
 	})
-}
-
-func TestRoomLeavesAreSettled(t *testing.T) {
-	r := newRoom(2, 1)
-	a, b := &head{id: "a", answer: make(chan answer, 1)}, &head{id: "b", answer: make(chan answer, 1)}
-	r.add(a, &scheduler.Request{Hash: 1})
-	r.add(b, &scheduler.Request{Hash: 2})
-	r.leave(0, answer{Verdict: scheduler.Verdict{Action: scheduler.Drop}})
-	if got := <-a.answer; got.Action != scheduler.Drop || r.find(a) != -1 || r.find(b) != 0 || r.reqs[0].Hash != 2 {
-		t.Errorf("after a left: got %+v, a at %d, b at %d, requests %+v", got, r.find(a), r.find(b), r.reqs)
-	}
 }

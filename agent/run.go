@@ -131,10 +131,11 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 	if a.metrics, err = state.NewCounters(deps.Metrics, a.State); err != nil {
 		return nil, err
 	}
-	a.core = newCore(sched, &cfg, a.metrics)
-	if deps.LaneLimit != nil {
-		a.core.lanes.limit = deps.LaneLimit
+	limit := deps.LaneLimit
+	if limit == nil {
+		limit = func(lane.Key) int { return 0 }
 	}
+	a.core = newCore(sched, &cfg, limit, a.metrics)
 	s, err := scraper.New(cfg.Scraper, deps.Metrics, a.log, a.observe, a.bad)
 	if err != nil {
 		return nil, err
@@ -180,7 +181,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return nil
 	})
 	err := g.Wait()
-	a.core.drain(time.Now())
+	a.core.pause(time.Now(), true)
 	return err
 }
 
@@ -313,13 +314,6 @@ func (a *Agent) beat(_ context.Context, now time.Time) {
 	})
 	for _, r := range claimed { // without the mutex: a mailbox may be slow
 		r.Beat(now)
-	}
-}
-
-// readBacklog tells the scheduler how much of each tier waits for the engine's models.
-func (a *Agent) readBacklog(_ context.Context, now time.Time) {
-	if a.core.tiered() {
-		a.core.setBacklog(a.deps.Backlog(now))
 	}
 }
 

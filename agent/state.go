@@ -33,7 +33,8 @@ func (a *Agent) State(now time.Time) state.State {
 	defer c.mu.Unlock()
 	s := state.State{
 		Node: a.cfg.Node, Pool: a.cfg.Pool, GRPC: a.cfg.GRPC, Models: c.models, Ready: c.health.Serving(), Why: c.healthNow().Why(now),
-		Taking: c.health.Taking(), Draining: c.draining, Running: len(c.runs), Sample: c.last, View: c.view(now), Store: a.records.Failure(),
+		Taking: c.health.Taking(), Draining: c.draining, Running: len(c.runs), Sample: c.last, View: c.view(now),
+		Room: c.room.Held(), Store: a.records.Failure(),
 	}
 	s.Condition, s.Gate = s.View.Condition.String(), s.View.Gate.String()
 	if health.Usable(s.View.Condition) {
@@ -42,9 +43,6 @@ func (a *Agent) State(now time.Time) state.State {
 	s.Startable = int(a.cfg.Scheduler.KVStart * float64(s.View.KVTokens))
 	if c.bad != nil {
 		s.Problem = c.bad.Error()
-	}
-	for _, h := range c.room.heads {
-		s.Room = append(s.Room, state.Held{ID: h.id, Lane: h.lane.String(), Reason: h.hold.Reason.String()})
 	}
 	return s
 }
