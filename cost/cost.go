@@ -19,7 +19,7 @@ func ClassOf(k lane.Key) Class { return Class{Tenant: k.Tenant, Model: k.Model} 
 // Config of an Estimator.
 type Config struct {
 	BytesPerToken float64 // where a model's ratio starts; about 4 for English text
-	ImageTokens   int     // prompt tokens of one image
+	ImageTokens   int     // where a model's prompt tokens of one image start
 	Output        int     // expected output tokens until enough is known
 	Quantile      float64 // of the output lengths, 0..1: how careful an expectation is
 	Window        int     // latest lengths looked at, per class and per model
@@ -64,6 +64,10 @@ const (
 	// ratioPrior is the weight of the configured ratio at the start, in tokens: a
 	// few short prompts do not turn it, one long one does.
 	ratioPrior = 2000
+	// imagePrior is the weight of the configured tokens of an image, in images.
+	imagePrior = 4
+	// maxImage bounds the tokens of an image: above, something else was counted.
+	maxImage = 32_768.0
 )
 
 // Estimator learns from finished requests. Make it with New.
@@ -77,7 +81,8 @@ type Estimator struct {
 // model is what is known about one model's requests of all classes.
 type model struct {
 	Lengths
-	bytes, tokens float64 // decaying sums
+	bytes, tokens       float64 // decaying sums, of requests without images
+	images, imageTokens float64 // decaying sums, of requests with images
 }
 
 // New returns an Estimator that knows nothing yet.
@@ -97,10 +102,19 @@ func (e *Estimator) Ratio(name string) float64 {
 	return min(max(m.bytes/m.tokens, minRatio), maxRatio)
 }
 
+// Image is the model's prompt tokens of one image.
+func (e *Estimator) Image(name string) float64 {
+	m := e.models[name]
+	if m == nil {
+		return float64(e.cfg.ImageTokens)
+	}
+	return min(m.imageTokens/m.images, maxImage)
+}
+
 // Prompt is the expected prompt tokens of a body with that many bytes of text and
 // that many images, at least 1. Leave an image's own bytes out of bytes.
 func (e *Estimator) Prompt(name string, bytes, images int) int {
-	tokens := math.Ceil(float64(max(bytes, 0))/e.Ratio(name)) + float64(max(images, 0))*float64(e.cfg.ImageTokens)
+	tokens := math.Ceil(float64(max(bytes, 0))/e.Ratio(name) + float64(max(images, 0))*e.Image(name))
 	return int(min(max(tokens, 1), math.MaxInt32))
 }
 
@@ -129,7 +143,10 @@ func (e *Estimator) Learn(c Class, bytes, images, promptTokens, outputTokens int
 		if len(e.models) >= e.cfg.Classes {
 			giveWay(e.models, func(m *model) uint64 { return m.used })
 		}
-		m = &model{Lengths: NewLengths(e.cfg.Window), tokens: ratioPrior, bytes: ratioPrior * e.cfg.BytesPerToken}
+		m = &model{
+			Lengths: NewLengths(e.cfg.Window), tokens: ratioPrior, bytes: ratioPrior * e.cfg.BytesPerToken,
+			images: imagePrior, imageTokens: imagePrior * float64(e.cfg.ImageTokens),
+		}
 		e.models[c.Model] = m
 	}
 	l := e.classes[c]
@@ -146,9 +163,15 @@ func (e *Estimator) Learn(c Class, bytes, images, promptTokens, outputTokens int
 		m.Add(outputTokens)
 		l.Add(outputTokens)
 	}
-	if text := promptTokens - max(images, 0)*e.cfg.ImageTokens; text > 0 && bytes > 0 && promptTokens <= math.MaxInt32 {
-		const keep = 1 - 1.0/ratioMemory
-		m.tokens = m.tokens*keep + float64(text)
+	const keep = 1 - 1.0/ratioMemory
+	switch {
+	case promptTokens <= 0 || promptTokens > math.MaxInt32:
+	case images > 0: // what the text does not explain is the images'
+		rest := float64(promptTokens) - float64(max(bytes, 0))/e.Ratio(c.Model)
+		m.images = m.images*keep + float64(images)
+		m.imageTokens = m.imageTokens*keep + max(rest, 0)
+	case bytes > 0:
+		m.tokens = m.tokens*keep + float64(promptTokens)
 		m.bytes = m.bytes*keep + float64(bytes)
 	}
 }

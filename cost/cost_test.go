@@ -87,6 +87,55 @@ func TestRatioFollowsUsage(t *testing.T) {
 	}
 }
 
+// TestRatioChanges: the traffic of a model turns to another language. What the next
+// request is quoted is 10 % off after 600 more at most, and meanwhile no further off
+// than the ratios are.
+func TestRatioChanges(t *testing.T) {
+	e := estimator(t, nil)
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, ratio := range []float64{4, 1.8, 5.5, 2.5} {
+		before := e.Ratio("m")
+		for i := range 1000 {
+			tokens := 50 + rng.IntN(3000)
+			bytes := int(float64(tokens) * ratio * (0.8 + 0.4*rng.Float64()))
+			low, high := min(before, ratio)/1.1, max(before, ratio)*1.1
+			if i >= 600 {
+				low, high = ratio/1.1, ratio*1.1
+			}
+			if quoted := float64(bytes) / float64(e.Prompt("m", bytes, 0)); quoted < low || quoted > high {
+				t.Fatalf("%d requests after the change to %v bytes per token: quoted at %.2f, want %.2f to %.2f", i, ratio, quoted, low, high)
+			}
+			e.Learn(Class{"a", "m"}, bytes, 0, tokens, 10)
+		}
+	}
+}
+
+// TestImages: what an image is to a model is learned apart from its text.
+func TestImages(t *testing.T) {
+	e := estimator(t, nil)
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range 300 {
+		tokens, images := 20+rng.IntN(2000), 1+rng.IntN(3)
+		e.Learn(Class{"a", "m"}, 3*tokens, 0, tokens, 10)
+		e.Learn(Class{"a", "m"}, 4*100, images, 100+images*2500, 10)
+	}
+	if got := e.Ratio("m"); math.Abs(got-3) > 0.05 {
+		t.Errorf("ratio %.3f of text at 3 bytes per token beside images", got)
+	}
+	if got := e.Prompt("m", 300, 2); math.Abs(float64(got)-5100) > 150 {
+		t.Errorf("two images and 100 tokens of text are quoted at %d, want about 5100", got)
+	}
+	if got := e.Prompt("other", 400, 2); got != 100+2*1024 {
+		t.Errorf("a model never seen is quoted at %d, want the start", got)
+	}
+	for range 3000 {
+		e.Learn(Class{"a", "m"}, 4, 1, 1<<30, 10)
+	}
+	if got := e.Image("m"); got != maxImage {
+		t.Errorf("%v tokens of an image that is none, want the bound %v", got, maxImage)
+	}
+}
+
 func TestOutputFallsBack(t *testing.T) {
 	e := estimator(t, nil)
 	a, b := Class{"a", "m"}, Class{"b", "m"}

@@ -67,7 +67,7 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-var tenants = flag.Int("tenants", 20_000, "how many tenants TestTenants lets come")
+var tenants = flag.Int("tenants", 5000, "how many tenants TestTenants lets come")
 
 // TestTenants: however many tenants come, nothing of them stays but what is bounded.
 func TestTenants(t *testing.T) {

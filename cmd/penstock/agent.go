@@ -154,7 +154,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		return usage("%w", err)
 	}
 	rules.OnChange(func(p *policy.Policy) { node.SetTiers(p.Tiers) })
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, rules.Tiers))
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, rules.Current))
 	face, err := control.New(opts.grpcKeys, control.Deps{
 		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.rocketmq.Concurrency, Metrics: metrics, Log: log,
 	})

@@ -96,7 +96,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	if err != nil {
 		return usage("%w", err)
 	}
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0, rules.Tiers))
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0, rules.Current))
 	cfg := gateway.DefaultConfig()
 	cfg.Listen = ls[0].Addr().String()
 	opts.door(&cfg)

@@ -97,7 +97,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		s.nodes = append(s.nodes, name)
 		s.agents = append(s.agents, node)
 	}
-	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency, s.policies.Tiers))
+	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency, s.policies.Current))
 	metrics.MustRegister(registry.QuotaMetrics(s.records.Quota)...)
 	cfg := gateway.DefaultConfig()
 	cfg.Listen = s.listener.Addr().String()
