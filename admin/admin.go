@@ -23,8 +23,8 @@ import (
 type Config struct {
 	// Name is the role, shown on the index page and in probe answers.
 	Name string
-	// Debug serves /debug/state and /debug/pprof as well. They tell more than a
-	// network should see: only for a listener on loopback.
+	// Debug serves /debug/state, /debug/pprof and POST /reload as well. They tell and do
+	// more than a network should: only for a listener on loopback.
 	Debug bool
 	// HeaderTimeout bounds how long a client may take to send its request's header.
 	HeaderTimeout time.Duration
@@ -61,7 +61,10 @@ type Deps struct {
 	Started func() bool
 	// State returns what /debug/state shows, as a value encoding/json can write.
 	State func() any
-	Log   *slog.Logger
+	// Reload reads changed files again and says what became of each part, ok if nothing
+	// was refused; nil = there is nothing to reload.
+	Reload func(ctx context.Context) (report any, ok bool)
+	Log    *slog.Logger
 }
 
 // Server answers operators and probes.
@@ -103,6 +106,10 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		s.mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		s.mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // go tool pprof sends long address lists
 		s.mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	if cfg.Debug && deps.Reload != nil {
+		// Not for a page of the web that a browser on this host shows.
+		s.mux.Handle("POST /reload", http.NewCrossOriginProtection().Handler(http.HandlerFunc(s.reload)))
 	}
 	s.mux.HandleFunc("GET /{$}", s.index(pages))
 	return s, nil
@@ -155,6 +162,15 @@ func (s *Server) probe(ask func() (bool, string)) http.HandlerFunc {
 
 func (s *Server) state(w http.ResponseWriter, _ *http.Request) {
 	s.write(w, http.StatusOK, s.deps.State())
+}
+
+func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
+	report, ok := s.deps.Reload(r.Context())
+	code := http.StatusOK
+	if !ok {
+		code = http.StatusUnprocessableEntity
+	}
+	s.write(w, code, report)
 }
 
 func (s *Server) write(w http.ResponseWriter, code int, v any) {

@@ -5,7 +5,9 @@
 package fleet
 
 import (
+	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -42,11 +44,34 @@ type Row struct {
 	FirstToken  time.Duration // from start to first token, mean plus two deviations
 	Start       time.Duration // how long a request that comes now would wait; 0 = it starts at once, or not known
 	Relief      uint16        // tiers that have relief, 1 << their place in the fleet's configuration
+	Policy      uint32        // the policy its process goes by: Policy of its hash; 0 = none
+	Gateway     bool          // it is a gateway's, which has no engine: of the rest only Node, State and At are set
 	At          time.Time     // when the owner wrote it, on the reader's clock
 }
 
 // ID is the identity of the engine whose agent has this node name. It is never 0.
 func ID(node string) uint64 { return max(xxhash.Sum64String(node), 1) }
+
+// Policy is the hash of a policy, hex digits, as a row holds it: its first 8, and 0 for
+// none. PolicyText is what people are shown of it.
+func Policy(hash string) uint32 {
+	if len(hash) < 8 {
+		return 0
+	}
+	n, err := strconv.ParseUint(hash[:8], 16, 32)
+	if err != nil {
+		return 0
+	}
+	return max(uint32(n), 1)
+}
+
+// PolicyText is "none", or the 8 hex digits that Policy kept.
+func PolicyText(policy uint32) string {
+	if policy == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%08x", policy)
+}
 
 // Models are the first MaxModels of names, as a row holds them.
 func Models(names ...string) (hashes [MaxModels]uint64) {

@@ -9,11 +9,11 @@ import (
 	"penstock/reason"
 )
 
-// Row on the wire, version 2, big endian, 60 to 198 bytes:
+// Row on the wire, version 3, big endian, 60 to 203 bytes:
 //
 //	at  size  field
 //	 0     1  kind, 'R'
-//	 1     1  version, 1 or 2
+//	 1     1  version, 1 to 3
 //	 2     8  engine
 //	10     8  incarnation
 //	18     8  seq
@@ -34,18 +34,20 @@ import (
 //	          node name
 //	       1  length of the pool, 0..24
 //	          pool
-//	       2  version 2 alone: tiers that have relief
+//	       2  from version 2 on: tiers that have relief
+//	       4  from version 3 on: first 4 bytes of the hash of the policy in force, 0 = none
+//	       1  from version 3 on: whose row it is: 0 an agent's, 1 a gateway's
 //
-// A row without relief is sent as version 1, which has no such field: earlier readers
-// take it.
+// A row is sent as the lowest version that has all it says, so that earlier readers
+// take it: without policy and of an agent as version 2, and without relief as 1.
 //
 // Numbers too large for their field are sent as the largest, strings too long are
 // cut. Only an age crosses the wire, never a time, so clocks need not agree: At on
 // the reader's clock is when the row came less its age, late by the time it
 // traveled. Any change of this layout, a new state code too, is a new version; a
-// reader takes its own and the one before.
+// reader takes its own and the two before.
 //
-// Table on the wire, version 1, at most 199,002 bytes:
+// Table on the wire, version 1, at most 204,002 bytes:
 //
 //	0     1  kind, 'T'
 //	1     1  version, 1
@@ -53,11 +55,12 @@ import (
 const (
 	KindRow   = 'R' // first byte of a row
 	KindTable = 'T' // first byte of a table
-	MaxSize   = 200 // bytes of an encoded row
+	MaxSize   = 208 // bytes of an encoded row
 	MaxNode   = 48  // bytes
 	MaxPool   = 24  // bytes
 
-	rowVersion   = 2
+	rowVersion   = 3
+	reliefRow    = 2 // the first version with relief
 	oldestRow    = 1
 	tableVersion = 1
 	oldestTable  = 1
@@ -69,6 +72,9 @@ var (
 	ErrVersion   = errors.New("fleet: format version not known")
 	ErrMalformed = errors.New("fleet: malformed")
 )
+
+// tails are the bytes behind the pool, by version.
+var tails = [...]int{1: 0, 2: 2, 3: 7}
 
 // states by their code on the wire. A Reason's own number may change.
 var states = [...]reason.Reason{1: reason.OK, reason.Stale, reason.Blind, reason.Stuck, reason.Asleep, reason.Draining, reason.Starting, reason.GPULost, reason.GPUFault}
@@ -87,8 +93,11 @@ func stateCode(r reason.Reason) byte {
 // MaxSize bytes left.
 func AppendRow(dst []byte, r *Row, now time.Time) []byte {
 	version := byte(oldestRow)
-	if r.Relief != 0 {
+	switch {
+	case r.Policy != 0 || r.Gateway:
 		version = rowVersion
+	case r.Relief != 0:
+		version = reliefRow
 	}
 	dst = append(dst, KindRow, version)
 	dst = binary.BigEndian.AppendUint64(dst, r.Engine)
@@ -113,8 +122,16 @@ func AppendRow(dst []byte, r *Row, now time.Time) []byte {
 		dst = binary.BigEndian.AppendUint64(dst, model)
 	}
 	dst = appendText(appendText(dst, r.Node, MaxNode), r.Pool, MaxPool)
-	if version > oldestRow {
+	if version >= reliefRow {
 		dst = append16(dst, int(r.Relief))
+	}
+	if version == rowVersion {
+		dst = binary.BigEndian.AppendUint32(dst, r.Policy)
+		role := byte(0)
+		if r.Gateway {
+			role = 1
+		}
+		dst = append(dst, role)
 	}
 	return dst
 }
@@ -167,11 +184,17 @@ func ParseRow(b []byte, now time.Time) (Row, error) {
 	if r.Node, b, ok = cutText(b[rowFixed+8*n:], MaxNode); !ok {
 		return Row{}, ErrMalformed
 	}
-	if r.Pool, b, ok = cutText(b, MaxPool); !ok || len(b) != 2*int(version-oldestRow) {
+	if r.Pool, b, ok = cutText(b, MaxPool); !ok || len(b) != tails[version] {
 		return Row{}, ErrMalformed
 	}
-	if version > oldestRow {
+	if version >= reliefRow {
 		r.Relief = binary.BigEndian.Uint16(b)
+	}
+	if version == rowVersion {
+		if b[6] > 1 {
+			return Row{}, ErrMalformed
+		}
+		r.Policy, r.Gateway = binary.BigEndian.Uint32(b[2:]), b[6] == 1
 	}
 	return r, nil
 }

@@ -44,7 +44,7 @@ func largest() Row {
 	return r
 }
 
-// TestGolden holds the bytes of both versions: another process reads what this one wrote.
+// TestGolden holds the bytes of all versions: another process reads what this one wrote.
 func TestGolden(t *testing.T) {
 	table := NewTable(ID("gpu-1:8000"), 5)
 	row := full()
@@ -53,9 +53,12 @@ func TestGolden(t *testing.T) {
 	table.put(noon, &row)
 	big, empty, relieved := largest(), Row{Engine: 1, At: noon}, full()
 	relieved.Relief = 1<<15 | 1<<2
+	ruled := relieved
+	ruled.Policy = Policy("a1b2c3d4e5f60718")
+	gateway := Row{Engine: ID("gateway@gw1/0.0.0.0:4786"), Node: "gateway@gw1/0.0.0.0:4786", Gateway: true, State: reason.OK, At: noon}
 	for name, got := range map[string][]byte{
 		"row-v1": AppendRow(nil, ptr(full()), noon), "row-largest-v1": AppendRow(nil, &big, noon), "row-empty-v1": AppendRow(nil, &empty, noon),
-		"row-v2": AppendRow(nil, &relieved, noon), "table-v1": table.AppendTable(nil, noon),
+		"row-v2": AppendRow(nil, &relieved, noon), "row-v3": AppendRow(nil, &ruled, noon), "row-gateway-v3": AppendRow(nil, &gateway, noon), "table-v1": table.AppendTable(nil, noon),
 	} {
 		path := filepath.Join("testdata", name+".hex")
 		if *rewrite {
@@ -71,9 +74,9 @@ func TestGolden(t *testing.T) {
 			t.Errorf("%s differs (-want +got); a changed layout is a new version:\n%s", path, diff)
 		}
 	}
-	big.Relief = math.MaxUint16
-	if n := len(AppendRow(nil, &big, noon)); n > MaxSize || n != 198 {
-		t.Errorf("the largest row takes %d bytes, want 198", n)
+	big.Relief, big.Policy = math.MaxUint16, math.MaxUint32
+	if n := len(AppendRow(nil, &big, noon)); n > MaxSize || n != 203 {
+		t.Errorf("the largest row takes %d bytes, want 203", n)
 	}
 }
 
@@ -81,7 +84,7 @@ func ptr[T any](v T) *T { return &v }
 
 func TestRowRoundTrip(t *testing.T) {
 	want := full()
-	want.Relief = 6
+	want.Relief, want.Policy = 6, 0xa1b2c3d4
 	// The reader's clock is minutes ahead; the row is 150 ms old all the same.
 	ahead := noon.Add(7 * time.Minute)
 	got, err := ParseRow(AppendRow(nil, &want, noon), ahead)
@@ -144,6 +147,8 @@ func TestParseRowRefuses(t *testing.T) {
 		{"node name too long", change(58+16, 49), ErrMalformed},
 		{"pool past the end", change(58+16+1+10, 5), ErrMalformed},
 		{"version 2 without what it adds", change(1, 2), ErrMalformed},
+		{"version 3 without what it adds", change(1, 3), ErrMalformed},
+		{"version 3 of nobody", append(change(1, 3), 0, 0, 0, 0, 0, 1, 2), ErrMalformed},
 		{"more behind", append(bytes.Clone(good), 0), ErrMalformed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -165,10 +170,17 @@ func FuzzParseRow(f *testing.F) {
 	f.Add(AppendRow(nil, &big, noon))
 	f.Add(AppendRow(nil, &Row{Engine: 1, At: noon}, noon))
 	f.Add(AppendRow(nil, &Row{Engine: 1, At: noon, Relief: 2}, noon))
+	f.Add(AppendRow(nil, &Row{Engine: 1, At: noon, Policy: 7, Gateway: true}, noon))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := ParseRow(b, noon)
-		if err != nil || b[1] == rowVersion && r.Relief == 0 { // written shorter
+		if err != nil {
 			return
+		}
+		if again := AppendRow(nil, &r, noon); again[1] < b[1] { // the same, written shorter
+			b = again
+			if r, err = ParseRow(b, noon); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if again := AppendRow(nil, &r, noon); !bytes.Equal(again, b) {
 			t.Errorf("%x is read and written as %x", b, again)

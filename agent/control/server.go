@@ -85,8 +85,21 @@ type Deps struct {
 	Backlog func(now time.Time) []registry.Backlog // by tier and model
 	Longest func(ctx context.Context, n int) (longest []registry.LaneBacklog, waiting int, err error)
 	Width   int // requests that one engine runs at most; 0 = not known
+
+	Policy   func() Policy      // nil: not known
+	Gateways func() []fleet.Row // that gossip; nil: none
+
 	Metrics prometheus.Registerer
 	Log     *slog.Logger
+}
+
+// Policy is what the process goes by: who may do what.
+type Policy struct {
+	Source  string  // where it lies
+	Hash    string  // "" = flags make it
+	Newest  string  // the hash of the text that lies there; "" = none was read
+	Age     float64 // seconds since it came into force
+	Problem string  // why it is not the newest
 }
 
 // Server serves AgentService, grpc.health.v1 and ORCA's load reports for one agent or

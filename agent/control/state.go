@@ -104,8 +104,7 @@ func (s *Server) engines(now time.Time, node string) ([]*penstockv1.EngineState,
 	}
 	all := make([]*penstockv1.EngineState, len(agents))
 	for i, a := range agents {
-		of := a.State(now)
-		all[i] = engineState(&of)
+		all[i] = s.own(a, now)
 	}
 	return all, nil
 }
@@ -121,7 +120,25 @@ func (s service) Cluster(ctx context.Context, _ *penstockv1.ClusterRequest) (*pe
 	if problem != nil {
 		answer.Problem = problem.Error()
 	}
+	if s.deps.Policy != nil {
+		p := s.deps.Policy()
+		answer.Policy = &penstockv1.Policy{Source: p.Source, Hash: p.Hash, Newest: p.Newest, AgeSeconds: p.Age, Problem: p.Problem}
+	}
+	if s.deps.Gateways != nil {
+		answer.Gateways = gateways(time.Now(), s.deps.Gateways())
+	}
 	return answer, nil
+}
+
+// gateways are those heard of lately, by node.
+func gateways(now time.Time, rows []fleet.Row) (all []*penstockv1.GatewayState) {
+	for i := range rows {
+		if age := now.Sub(rows[i].At); age <= goneAfter {
+			all = append(all, &penstockv1.GatewayState{Node: rows[i].Node, Policy: fleet.PolicyText(rows[i].Policy), AgeSeconds: max(age.Seconds(), 0)})
+		}
+	}
+	slices.SortFunc(all, func(a, b *penstockv1.GatewayState) int { return cmp.Compare(a.Node, b.Node) })
+	return all
 }
 
 func (s *Server) cluster(ctx context.Context) ([]*penstockv1.EngineState, error) {
@@ -142,8 +159,8 @@ func (s *Server) cluster(ctx context.Context) ([]*penstockv1.EngineState, error)
 		fromRow(known[row.Engine], now, row)
 	}
 	for _, a := range s.deps.Agents {
-		of := a.State(now)
-		known[fleet.ID(of.Node)] = engineState(&of)
+		own := s.own(a, now)
+		known[fleet.ID(own.Node)] = own
 	}
 	return slices.SortedFunc(maps.Values(known), func(a, b *penstockv1.EngineState) int { return cmp.Compare(a.Node, b.Node) }), problem
 }
@@ -163,6 +180,7 @@ func fromRow(s *penstockv1.EngineState, now time.Time, row *fleet.Row) {
 	s.KvUsage, s.RunningRequests, s.WaitingRequests = row.KV, count(row.Running), count(row.Waiting)
 	s.StepSeconds, s.FirstTokenSeconds = row.Step.Seconds(), row.FirstToken.Seconds()
 	s.FreeTokens, s.DrainTokensPerSecond, s.StartSeconds = count(row.Freeness), row.DrainRate, row.Start.Seconds()
+	s.Policy = fleet.PolicyText(row.Policy)
 	why := "" // a row has none; the directory's holds for the same condition
 	if s.Condition == row.State.String() {
 		why = s.Why
@@ -183,6 +201,16 @@ func hear(s *penstockv1.EngineState, now, at time.Time, condition reason.Reason,
 		s.Why = cmp.Or(why, condition.String())
 	}
 	s.Gate, s.Ready = s.Condition, health.Usable(condition) && s.Condition != gone
+}
+
+// own is an engine of this process.
+func (s *Server) own(a Agent, now time.Time) *penstockv1.EngineState {
+	of := a.State(now)
+	out := engineState(&of)
+	if s.deps.Policy != nil {
+		out.Policy = fleet.PolicyText(fleet.Policy(s.deps.Policy().Hash))
+	}
+	return out
 }
 
 // engineState is the engine as its own agent sees it.

@@ -37,7 +37,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 		Example: `  penstock agent --engine http://127.0.0.1:8000 --rocketmq broker:8081 --redis redis:6379
   penstock agent --engine unix:///run/vllm.sock --node gpu7 --pool a100 --rocketmq broker:8081 --redis redis:6379`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts, err := prepare(cmd.Flags())
+			opts, err := prepare(cmd.Flags(), newAgent)
 			if err != nil {
 				return err
 			}
@@ -83,7 +83,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	grpcFlags(f)
 	lawFlag(f)
 	tiersFlag(f)
-	policyFlag(f)
+	policyFlags(f, true)
 	f.String("grpc-advertise", "", "HOST:PORT of --grpc in the engine directory, for gateways and penstock drain (default: --grpc; where that is all interfaces, the address that gossip advertises, else the default route's; none where only gossip leaves this host)")
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
@@ -105,18 +105,19 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		cfg.GRPC = announced(ls[0].Addr().String(), gossips)
 	}
 	metrics := newMetrics()
-	rules, err := newPolicies(opts, log, metrics)
+	rules, err := newPolicies(opts, &back.policy, log, metrics)
 	if err != nil {
 		return err
 	}
 	cfg.Scheduler.Tiers = rules.Tiers()
 	var node *agent.Agent
 	others, err := newNeighbours(gossips,
-		func(now time.Time) fleet.Row { return node.Row(now) }, func(id, attempt string) { node.Cancel(id, attempt) }, log, metrics)
+		func(now time.Time) fleet.Row { return rules.Row(node.Row(now)) }, func(id, attempt string) { node.Cancel(id, attempt) }, log, metrics)
 	if err != nil {
 		return usage("%w", err)
 	}
 	defer others.close()
+	again := &reloader{rules, others, opts.settings}
 	back.registry.Cancel = func(owner, id, attempt string) {
 		if owner == cfg.Node || owner == "" {
 			node.Cancel(id, attempt)
@@ -156,7 +157,8 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	rules.OnChange(func(p *policy.Policy) { node.SetTiers(p.Tiers) })
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, rules.Current))
 	face, err := control.New(opts.grpcKeys, control.Deps{
-		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.rocketmq.Concurrency, Metrics: metrics, Log: log,
+		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.rocketmq.Concurrency,
+		Policy: rules.Control, Gateways: others.Gateways, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return usage("%w", err)
@@ -167,12 +169,13 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			"redis":    records.Ready,
 			"rocketmq": lanes.Ready,
 			"mailbox":  func() (bool, string) { return mail.Ready(), "redis streams are away" },
+			"policy":   rules.Ready,
 		}
 	}
 	ready := parts(func(h health.Health) string { return h.Why(time.Now()) })
 	logged := parts(func(h health.Health) string { return h.Reason.String() }) // a time would be news every second
 	private, public, err := newAdmins("agent", admin.Deps{
-		Gatherer: metrics, Live: alive, Ready: ready.all, Started: func() bool { return true },
+		Gatherer: metrics, Live: alive, Ready: ready.all, Started: func() bool { return true }, Reload: again.page,
 		State: func() any {
 			return map[string]any{
 				"apiVersion": "penstock/v1", "parts": ready.each(), "policy": rules.State(), "lanes": lanesShown(subscribed.Load()),
@@ -191,7 +194,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		}},
 		[]part{
 			mail.Run, records.Run, others.Run, rules.Run, watchReady(log, logged.all),
-			(&systemd.Service{Ready: logged.all, Progress: node.Progress, Reload: func() error { return rules.Reload(others.Reload) }, Stopping: ctx.Done(), Log: log}).Run,
+			(&systemd.Service{Ready: logged.all, Progress: node.Progress, Reload: again.Reload, Stopping: ctx.Done(), Log: log}).Run,
 			func(ctx context.Context) error { return records.Watch(ctx, lanes.SetLanes) },
 			func(ctx context.Context) error { return face.Serve(ctx, ls[0]) },
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },

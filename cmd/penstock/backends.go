@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/pflag"
 
+	policyredis "penstock/policy/source/redis"
 	"penstock/queue/rocketmq"
 	"penstock/reason"
 	registryredis "penstock/registry/redis"
@@ -28,6 +29,7 @@ type backends struct {
 	rocketmq rocketmq.Config
 	registry registryredis.Config
 	response responseredis.Config
+	policy   policyredis.Config
 }
 
 func backendFlags(f *pflag.FlagSet) {
@@ -36,6 +38,10 @@ func backendFlags(f *pflag.FlagSet) {
 	f.String("group", "penstock-agents", "RocketMQ consumer group of the agents")
 	f.String("rocketmq-credentials-file", "", "file with the broker's access key and secret key, a line each")
 	f.String("rocketmq-ca-file", "", `certificate authority of the proxy, "system" for the system's; without it the connection is plain`)
+	redisFlags(f)
+}
+
+func redisFlags(f *pflag.FlagSet) {
 	f.String("redis", "127.0.0.1:6379", "HOST:PORT of the Redis primary, or redis(s)://user:password@HOST:PORT/DB")
 	f.String("redis-password-file", "", "file with the Redis password")
 	f.String("redis-ca-file", "", "certificate authority of Redis; the connection is encrypted then (rediss:// goes by the system's)")
@@ -70,7 +76,7 @@ func backendOptions(f *pflag.FlagSet) (*backends, error) {
 	return b, nil
 }
 
-// redis reads HOST:PORT or a redis:// address for both users of Redis.
+// redis reads HOST:PORT or a redis:// address for all users of Redis.
 func (b *backends) redis(address, passwordFile, caFile string) error {
 	u := &url.URL{Scheme: "redis", Host: address}
 	if strings.Contains(address, "://") {
@@ -112,6 +118,7 @@ func (b *backends) redis(address, passwordFile, caFile string) error {
 		}
 		r.Password = strings.TrimSpace(string(password))
 	}
+	b.policy = policyredis.Config{Addr: r.Addr, Username: r.Username, Password: r.Password, DB: r.DB, TLS: r.TLS, Key: policyredis.DefaultKey}
 	return nil
 }
 

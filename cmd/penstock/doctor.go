@@ -55,7 +55,7 @@ nothing. Exit code 1 when a check failed; warnings are allowed.`,
 		if output != "text" && output != "json" {
 			return usage("-o %q: want text or json", output)
 		}
-		opts, err := prepare(settings)
+		opts, err := prepare(settings, nil)
 		if err != nil {
 			return err
 		}

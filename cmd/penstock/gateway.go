@@ -10,9 +10,11 @@ import (
 
 	"penstock/admin"
 	"penstock/agent/health"
+	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/gateway/direct"
 	"penstock/queue/rocketmq"
+	"penstock/reason"
 	registryredis "penstock/registry/redis"
 	responseredis "penstock/response/redis"
 	"penstock/systemd"
@@ -27,7 +29,7 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 		Example: `  penstock gateway --rocketmq broker:8081 --redis redis:6379
   penstock gateway --rocketmq broker:8081 --redis redis:6379 --listen 0.0.0.0:4780 --api-keys keys.yaml`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts, err := prepare(cmd.Flags())
+			opts, err := prepare(cmd.Flags(), newGateway)
 			if err != nil {
 				return err
 			}
@@ -50,7 +52,7 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 	f.String("metrics", "127.0.0.1:4787", "address of metrics and probes only, for all interfaces")
 	doorFlags(f)
 	tiersFlag(f)
-	policyFlag(f)
+	policyFlags(f, true)
 	commonFlags(f)
 	backendFlags(f)
 	gossipFlags(f, "127.0.0.1:4786")
@@ -69,15 +71,19 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	}
 	defer closeAll(ls)
 	metrics := newMetrics()
-	rules, err := newPolicies(opts, log, metrics)
+	rules, err := newPolicies(opts, &back.policy, log, metrics)
 	if err != nil {
 		return err
 	}
-	others, err := newNeighbours(gossips, nil, nil, log, metrics)
+	self := func(now time.Time) fleet.Row {
+		return rules.Row(fleet.Row{Node: gossips.cfg.Name, Gateway: true, State: reason.OK, At: now})
+	}
+	others, err := newNeighbours(gossips, self, nil, log, metrics)
 	if err != nil {
 		return usage("%w", err)
 	}
 	defer others.close()
+	again := &reloader{rules, others, opts.settings}
 	agents, err := direct.New(opts.direct, log, metrics)
 	if err != nil {
 		return usage("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
@@ -111,10 +117,10 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	rules.OnChange(door.SetPolicy)
 	parts := readiness{
 		"gateway": door.Ready, "redis": records.Ready, "rocketmq": lanes.Ready,
-		"mailbox": func() (bool, string) { return mail.Ready(), "redis streams are away" },
+		"mailbox": func() (bool, string) { return mail.Ready(), "redis streams are away" }, "policy": rules.Ready,
 	}
 	private, public, err := newAdmins("gateway", admin.Deps{
-		Gatherer: metrics, Live: alive, Ready: parts.all, Started: func() bool { return true },
+		Gatherer: metrics, Live: alive, Ready: parts.all, Started: func() bool { return true }, Reload: again.page,
 		State: func() any {
 			return map[string]any{"apiVersion": "penstock/v1", "parts": parts.each(), "policy": rules.State(), "gateway": door.DebugState()}
 		}, Log: log,
@@ -126,7 +132,7 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 		[]part{func(ctx context.Context) error { return door.Serve(ctx, ls[0]) }},
 		[]part{
 			mail.Run, lanes.Run, records.Run, others.Run, agents.Run, rules.Run, watchReady(log, parts.all),
-			(&systemd.Service{Ready: parts.all, Reload: func() error { return rules.Reload(others.Reload) }, Stopping: ctx.Done(), Log: log}).Run,
+			(&systemd.Service{Ready: parts.all, Reload: again.Reload, Stopping: ctx.Done(), Log: log}).Run,
 			func(ctx context.Context) error { return private.Serve(ctx, ls[1]) },
 			func(ctx context.Context) error { return public.Serve(ctx, ls[2]) },
 		})

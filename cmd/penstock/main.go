@@ -88,7 +88,7 @@ Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unhealthy, 4 not reachab
 		}
 		return usage("%w%s See: %s --help", err, cmp.Or(hint, "."), cmd.CommandPath())
 	})
-	root.AddCommand(newStandalone(), newGateway(), newAgent(), newSim(), newDemo(), newConfig(), newPolicy(), newClassify(), newKeys(), newDoctor(), newStatus(), newDrain(), newResume(), newVersion())
+	root.AddCommand(newStandalone(), newGateway(), newAgent(), newSim(), newDemo(), newConfig(), newPolicy(), newClassify(), newKeys(), newDoctor(), newStatus(), newDrain(), newResume(), newReload(), newVersion())
 	for _, cmd := range root.Commands() {
 		strictArgs(cmd)
 	}

@@ -27,6 +27,8 @@ const (
 	rowsEvery = 20 * time.Millisecond
 	// sendEvery bounds --gossip-interval.
 	sendLeast, sendMost = 50 * time.Millisecond, time.Second
+	// gatewayEvery is how often a gateway says which policy it goes by.
+	gatewayEvery = 2 * time.Second
 	// mostEngines is what rows from each to all are built and measured for.
 	mostEngines = 100
 )
@@ -91,6 +93,7 @@ type neighbours struct {
 	listen *gossip.Listener
 	router *abort.Router
 	keys   atomic.Pointer[abort.Keys]
+	read   atomic.Value             // fingerprint of the key file
 	cancel func(id, attempt string) // an abort arrived
 	own    func(now time.Time) fleet.Row
 
@@ -105,12 +108,12 @@ type neighbours struct {
 
 // snapshot is the rows as of a moment. Nobody changes it.
 type snapshot struct {
-	at   time.Time
-	rows []fleet.Row
+	at             time.Time
+	rows, gateways []fleet.Row
 }
 
 // newNeighbours opens the gossip address; nil where there is none. own is the row of
-// this process's engine, nil for a gateway; cancel stops a request that runs here.
+// this process's engine, or of a gateway; nil for who has none. cancel stops a request that runs here.
 func newNeighbours(opts *gossipOptions, own func(time.Time) fleet.Row, cancel func(id, attempt string), log *slog.Logger, metrics prometheus.Registerer) (*neighbours, error) {
 	if opts.address == "" {
 		return nil, nil
@@ -125,6 +128,7 @@ func newNeighbours(opts *gossipOptions, own func(time.Time) fleet.Row, cancel fu
 	if err := n.readKeys(); err != nil {
 		return nil, fmt.Errorf("--gossip-key-file: %w", err)
 	}
+	n.read.Store(fingerprint(opts.cfg.KeyFile))
 	var err error
 	if n.gossip, err = gossip.New(opts.cfg, n, n.receive, log, metrics); err != nil {
 		return nil, err
@@ -186,7 +190,8 @@ func (n *neighbours) Reload() error {
 	return n.readKeys()
 }
 
-// Run gossips until ctx ends; an agent sends its row every interval.
+// Run gossips until ctx ends; an agent sends its row every interval, a gateway now and
+// then.
 func (n *neighbours) Run(ctx context.Context) error {
 	if n == nil {
 		<-ctx.Done()
@@ -204,7 +209,11 @@ func (n *neighbours) Run(ctx context.Context) error {
 // the clock would wake each node once for all of them, and measured on a busy machine
 // they come up to seconds late.
 func (n *neighbours) send(ctx context.Context) {
-	tick := time.NewTicker(n.opts.interval)
+	every := n.opts.interval
+	if n.own(time.Now()).Gateway {
+		every = gatewayEvery
+	}
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	b := make([]byte, 0, fleet.MaxSize)
 	for {
@@ -235,18 +244,36 @@ func (n *neighbours) Rows() []fleet.Row {
 	if n == nil {
 		return nil
 	}
+	return n.look().rows
+}
+
+// Gateways are the rows of gateways, as Rows are of engines.
+func (n *neighbours) Gateways() []fleet.Row {
+	if n == nil {
+		return nil
+	}
+	return n.look().gateways
+}
+
+func (n *neighbours) look() *snapshot {
 	now := time.Now()
 	if s := n.seen.Load(); s != nil && now.Sub(s.at) < rowsEvery {
-		return s.rows
+		return s
 	}
 	n.mu.Lock()
 	s := &snapshot{at: now, rows: n.table.Rows(now)}
 	n.mu.Unlock()
+	s.rows = slices.DeleteFunc(s.rows, func(r fleet.Row) bool {
+		if r.Gateway {
+			s.gateways = append(s.gateways, r)
+		}
+		return r.Gateway
+	})
 	n.seen.Store(s)
 	if len(s.rows) > mostEngines {
 		n.warn(s)
 	}
-	return s.rows
+	return s
 }
 
 // warn says once that the fleet is larger than what was measured. Rows of engines that

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"penstock/agent/control"
@@ -19,6 +20,8 @@ import (
 	"penstock/gateway"
 	"penstock/gateway/direct"
 	"penstock/policy"
+	"penstock/policy/source/nacos"
+	policyredis "penstock/policy/source/redis"
 	"penstock/scheduler"
 )
 
@@ -37,8 +40,14 @@ type options struct {
 	tiers          config.Tiers
 	defaultTier    string
 	keys           *policy.Keys
-	policyFile     string
-	authenticates  bool // the policy has keys
+	policyFile     string // set alone, it is where the policy lies
+	policyIn       string // byFlags, inFile, inRedis or inNacos
+	policyNamed    bool   // by --policy, not by default
+	nacos          nacos.Config
+	redis          *policyredis.Config // of standalone, in tests
+	authenticates  bool                // the policy has keys
+	needKeys       bool                // the policy, which is not read yet, must have keys
+	settings       *settings
 	logLevel       slog.Level
 	logJSON        bool
 }
@@ -84,8 +93,9 @@ func loadFlags(f *pflag.FlagSet) error {
 	return err
 }
 
-// prepare loads and reads the flags of a command that is about to run.
-func prepare(f *pflag.FlagSet) (*options, error) {
+// prepare loads and reads the flags of a command that is about to run. fresh makes the
+// command again, for a reload to see what has changed since.
+func prepare(f *pflag.FlagSet, fresh func() *cobra.Command) (*options, error) {
 	if err := loadFlags(f); err != nil {
 		return nil, usage("%w", err)
 	}
@@ -93,6 +103,7 @@ func prepare(f *pflag.FlagSet) (*options, error) {
 	if err != nil {
 		return nil, usage("%w", err)
 	}
+	opts.settings = newSettings(f, fresh)
 	return opts, nil
 }
 
@@ -193,7 +204,10 @@ func (o *options) readDoor(f *pflag.FlagSet) error {
 		return fmt.Errorf("--default-tier %q: set it to one of %s", o.defaultTier, strings.Join(o.tiers.Names(), ", "))
 	}
 	if insecure, _ := f.GetBool("insecure-no-auth"); o.keys == nil && !o.authenticates && !insecure && !loopback(o.listen) {
-		return fmt.Errorf("--listen %s is reachable from other machines and there are no API keys: set --api-keys FILE or keys in --policy FILE, listen on 127.0.0.1, or say --insecure-no-auth", o.listen)
+		if !o.policyNamed || o.policyIn == inFile {
+			return fmt.Errorf("--listen %s is reachable from other machines and there are no API keys: set --api-keys FILE or keys in a policy that --policy names, listen on 127.0.0.1, or say --insecure-no-auth", o.listen)
+		}
+		o.needKeys = true
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ lanes: {patterns: [{tier: trial, %s}]}
 	}
 	old := p.policies.Current().Hash
 	write("{name: top}, {name: vip}, {name: trial}", "concurrency: 100")
-	if err := p.policies.Reload(); err != nil {
+	if err := p.again.Reload(); err != nil {
 		t.Fatal(err)
 	}
 	hash := p.policies.Current().Hash
@@ -86,7 +86,7 @@ lanes: {patterns: [{tier: trial, %s}]}
 		t.Errorf("with room for 100: %v waited for another", n-before)
 	}
 	write("{name: top}, {name: vip}, {name: trial}", "starts-per-second: 5")
-	if err := p.policies.Reload(); err != nil {
+	if err := p.again.Reload(); err != nil {
 		t.Fatal(err)
 	}
 	hash = p.policies.Current().Hash
@@ -96,7 +96,7 @@ lanes: {patterns: [{tier: trial, %s}]}
 	if err := os.WriteFile(file, []byte("tears: []\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.policies.Reload(); err == nil || p.policies.Current().Hash != hash {
+	if err := p.again.Reload(); err == nil || p.policies.Current().Hash != hash {
 		t.Errorf("a wrong file: %v, hash %s; want the old one", err, p.policies.Current().Hash)
 	}
 	if n := p.metric("penstock_policy_reload_failures_total"); n < 1 {

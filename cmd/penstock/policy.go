@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -19,6 +20,7 @@ func newPolicy() *cobra.Command {
 		Example: `  penstock policy example > policy.yaml
   penstock policy check policy.yaml
   penstock policy show policy.yaml
+  penstock policy push policy.yaml --redis redis:6379
   penstock classify --policy policy.yaml < request.json`,
 	}
 	cmd.AddCommand(&cobra.Command{
@@ -54,7 +56,7 @@ func newPolicy() *cobra.Command {
 			_, err := fmt.Fprint(cmd.OutOrStdout(), policy.Example)
 			return err
 		},
-	})
+	}, newPolicyPush())
 	return cmd
 }
 
@@ -90,14 +92,14 @@ func showPolicy(cmd *cobra.Command, p *policy.Policy) error {
 	}
 	if names := p.Tenants(); len(names) > 0 {
 		_, _ = fmt.Fprintln(w)
-		t = table(w, "TENANT", "KEYS", "TIER", "MODELS", "DEADLINE", "AT MOST", "QUOTA")
+		t = table(w, "TENANT", "KEYS", "TIER", "MODELS", "DEADLINE", "AT MOST", "DOWNGRADE", "QUOTA")
 		for _, name := range names[:min(len(names), shownTenants)] {
 			who, _ := p.Tenant(name)
 			var limits []string
 			for _, l := range p.Limits(nil, &who, "", who.Tier) {
 				limits = append(limits, fmt.Sprintf("%d %s/%s", l.Amount, l.Unit, l.Per))
 			}
-			row(t, name, p.KeysOf(name), p.Tiers[who.Tier].Name, cmp.Or(strings.Join(who.Models, " "), "all"), orGateway(who.Deadline), orGateway(who.MaxDeadline), cmp.Or(strings.Join(limits, ", "), "none"))
+			row(t, name, p.KeysOf(name), p.Tiers[who.Tier].Name, cmp.Or(strings.Join(who.Models, " "), "all"), orGateway(who.Deadline), orGateway(who.MaxDeadline), cmp.Or(strings.Join(p.Downgrades(&who), " "), "no"), cmp.Or(strings.Join(limits, ", "), "none"))
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -105,6 +107,31 @@ func showPolicy(cmd *cobra.Command, p *policy.Policy) error {
 		if more := len(names) - shownTenants; more > 0 {
 			_, _ = fmt.Fprintf(w, "and %d more\n", more)
 		}
+	}
+	return showOnward(w, p)
+}
+
+// showOnward shows the lanes beside their own that requests go through.
+func showOnward(w io.Writer, p *policy.Policy) error {
+	if filters := p.AllFilters(); len(filters) > 0 {
+		_, _ = fmt.Fprintln(w)
+		t := table(w, "FILTER", "MODEL", "ANSWER", "TOKENS", "REFUSAL")
+		for i := range filters {
+			model, answer := filters[i].Explain()
+			row(t, filters[i].Name, model, answer, filters[i].MaxTokens, filters[i].Refusal)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if reroutes := p.Reroutes(); len(reroutes) > 0 {
+		_, _ = fmt.Fprintln(w)
+		t := table(w, "REROUTE", "FROM", "ON", "TO")
+		for i := range reroutes {
+			from, on, to := reroutes[i].Explain(p)
+			row(t, reroutes[i].Name, from, on, to)
+		}
+		return t.Flush()
 	}
 	return nil
 }

@@ -43,6 +43,7 @@ type stack struct {
 	records  *registrymemory.Registry
 	lanes    *queuememory.Queue
 	policies *policies
+	again    *reloader
 
 	listener, grpcListener, adminListener net.Listener
 }
@@ -60,10 +61,11 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	metrics := newMetrics()
-	s.policies, err = newPolicies(opts, log, metrics)
+	s.policies, err = newPolicies(opts, opts.redis, log, metrics)
 	if err != nil {
 		return nil, err
 	}
+	s.again = &reloader{policies: s.policies, settings: opts.settings}
 	bus := responsememory.New()
 	bounds := queuememory.DefaultConfig()
 	s.lanes, err = queuememory.New(bounds)
@@ -111,13 +113,14 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	}
 	s.policies.OnChange(s.gateway.SetPolicy)
 	s.grpc, err = control.New(opts.grpcKeys, control.Deps{
-		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Longest: s.records.Longest, Width: bounds.Concurrency, Metrics: metrics, Log: log,
+		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Longest: s.records.Longest, Width: bounds.Concurrency,
+		Policy: s.policies.Control, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, usage("%w", err)
 	}
 	s.admin, err = admin.New(admin.DefaultConfig(), admin.Deps{
-		Gatherer: metrics, Live: func() (bool, string) { return true, "" }, Ready: s.ready, Started: func() bool { return true }, State: s.state, Log: log,
+		Gatherer: metrics, Live: func() (bool, string) { return true, "" }, Ready: s.ready, Started: func() bool { return true }, State: s.state, Reload: s.again.page, Log: log,
 	})
 	return s, err
 }
@@ -154,7 +157,7 @@ func (s *stack) hangup(ctx context.Context) error {
 	for {
 		select {
 		case <-signals:
-			if err := s.policies.Reload(); err != nil {
+			if err := s.again.Reload(); err != nil {
 				s.log.Error("reload refused, everything stays as it was", "err", err)
 			} else {
 				s.log.Info("reloaded")
@@ -249,7 +252,7 @@ func (s *stack) rows() []fleet.Row {
 	now := time.Now()
 	rows := make([]fleet.Row, len(s.agents))
 	for i, a := range s.agents {
-		rows[i] = a.Row(now)
+		rows[i] = s.policies.Row(a.Row(now))
 	}
 	return rows
 }
@@ -274,8 +277,10 @@ func (s *stack) health() []health.Health {
 // ready says whether the gateway is open and an engine takes work, or why not. It
 // agrees with what gRPC health says.
 func (s *stack) ready() (bool, string) {
-	if ok, why := s.gateway.Ready(); !ok {
-		return false, why
+	for _, ready := range []func() (bool, string){s.gateway.Ready, s.policies.Ready} {
+		if ok, why := ready(); !ok {
+			return false, why
+		}
 	}
 	var why []string
 	for i, h := range s.health() {

@@ -27,7 +27,7 @@ flags win over variables, variables over the file. See: penstock config example.
   penstock standalone --engine sim
   penstock standalone --engine http://127.0.0.1:8000 --listen 0.0.0.0:4780 --api-keys keys.yaml`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts, err := prepare(cmd.Flags())
+			opts, err := prepare(cmd.Flags(), newStandalone)
 			if err != nil {
 				return err
 			}
@@ -42,7 +42,7 @@ flags win over variables, variables over the file. See: penstock config example.
 	lawFlag(f)
 	tiersFlag(f)
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
-	policyFlag(f)
+	policyFlags(f, false)
 	doorFlags(f)
 	commonFlags(f)
 	return cmd

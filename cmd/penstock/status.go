@@ -28,10 +28,13 @@ func newStatus() *cobra.Command {
 		Long: `status asks one agent, or standalone, for every engine it knows. The first line is the verdict and names the
 worst; then a row per engine. Closed: it starts nothing now, and why. A full engine is closed and healthy.
 
+Where not all go by the same policy a line says who is behind: which one, by the hash that penstock policy check prints.
+
 Exit code 3 if an engine is blind, stuck, down or gone, 4 if nobody answers at --grpc.`,
 		Example: `  penstock status
   penstock status --grpc gpu7:4781
   penstock status -o json | jq '.engines[] | select(.gate != "ok")'
+  penstock status -o json | jq .behind      # who does not go by the newest policy
   penstock status lanes --top 20
   penstock status request 5d41402abc4b2a76b9719d911017c592`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -127,6 +130,18 @@ func writeStatusJSON(w io.Writer, answer *penstockv1.ClusterResponse, text strin
 		}
 		engines = append(engines, raw)
 	}
+	gateways := []json.RawMessage{}
+	for _, g := range answer.GetGateways() {
+		raw, err := rawJSON(g)
+		if err != nil {
+			return err
+		}
+		gateways = append(gateways, raw)
+	}
+	policy, err := rawJSON(answer.GetPolicy())
+	if err != nil {
+		return err
+	}
 	return writeJSON(w, struct {
 		APIVersion string            `json:"apiVersion"`
 		Verdict    string            `json:"verdict"`
@@ -134,7 +149,10 @@ func writeStatusJSON(w io.Writer, answer *penstockv1.ClusterResponse, text strin
 		Problem    string            `json:"problem"`
 		Warnings   []string          `json:"warnings"`
 		Engines    []json.RawMessage `json:"engines"`
-	}{"penstock/v1", text, healthy, answer.GetProblem(), append([]string{}, answer.GetWarnings()...), engines})
+		Gateways   []json.RawMessage `json:"gateways"`
+		Policy     json.RawMessage   `json:"policy"`
+		Behind     []string          `json:"behind"`
+	}{"penstock/v1", text, healthy, answer.GetProblem(), append([]string{}, answer.GetWarnings()...), engines, gateways, policy, append([]string{}, behind(answer)...)})
 }
 
 func writeEngines(w io.Writer, answer *penstockv1.ClusterResponse, text string) error {
@@ -145,7 +163,9 @@ func writeEngines(w io.Writer, answer *penstockv1.ClusterResponse, text string) 
 	for _, warning := range answer.GetWarnings() {
 		_, _ = fmt.Fprintf(w, "soon: %s\n", warning)
 	}
-	t := table(w, "NODE", "STATE", "KV", "RUN", "WAIT", "STARTED", "FREE TOKENS", "STEP", "SEEN", "MODELS", "WHY")
+	writePolicy(w, answer)
+	newest := newestPolicy(answer)
+	t := table(w, "NODE", "STATE", "KV", "RUN", "WAIT", "STARTED", "FREE TOKENS", "STEP", "SEEN", "MODELS", "POLICY", "WHY")
 	for _, e := range answer.GetEngines() {
 		state := e.GetCondition()
 		if severity(e) == 1 {
@@ -156,9 +176,9 @@ func writeEngines(w io.Writer, answer *penstockv1.ClusterResponse, text string) 
 			started, seen = fmt.Sprint(e.GetInflightRequests()), e.GetSampleAgeSeconds()
 		}
 		row(t, e.GetNode(), state, fmt.Sprintf("%.0f %%", 100*e.GetKvUsage()), e.GetRunningRequests(), e.GetWaitingRequests(), started,
-			e.GetFreeTokens(), ago(e.GetStepSeconds()), ago(seen), cmp.Or(strings.Join(e.GetModels(), ","), "-"), cmp.Or(e.GetWhy(), "-"))
+			e.GetFreeTokens(), ago(e.GetStepSeconds()), ago(seen), cmp.Or(strings.Join(e.GetModels(), ","), "-"), shownPolicy(e.GetPolicy(), newest), cmp.Or(e.GetWhy(), "-"))
 	}
-	return t.Flush()
+	return errors.Join(t.Flush(), writeGateways(w, answer, newest))
 }
 
 // table is aligned columns under head.

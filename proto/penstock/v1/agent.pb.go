@@ -63,8 +63,11 @@ type EngineState struct {
 	UnseenTokens     int32   `protobuf:"varint,26,opt,name=unseen_tokens,json=unseenTokens,proto3" json:"unseen_tokens,omitempty"`  // started, and not in the KV gauge yet
 	HeldRequests     int32   `protobuf:"varint,27,opt,name=held_requests,json=heldRequests,proto3" json:"held_requests,omitempty"`  // delivered, held since room is about to come
 	StartSeconds     float64 `protobuf:"fixed64,28,opt,name=start_seconds,json=startSeconds,proto3" json:"start_seconds,omitempty"` // predicted wait of a request that comes now; 0 = none, or not known
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The first 8 hex digits of the hash of the policy that its agent goes by; none: it has
+	// none, or is of a version that does not say; "" = not known.
+	Policy        string `protobuf:"bytes,29,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EngineState) Reset() {
@@ -293,6 +296,13 @@ func (x *EngineState) GetStartSeconds() float64 {
 	return 0
 }
 
+func (x *EngineState) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
 type GetStateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // "" = all of this process
@@ -510,6 +520,8 @@ type ClusterResponse struct {
 	Engines       []*EngineState         `protobuf:"bytes,1,rep,name=engines,proto3" json:"engines,omitempty"`   // by node
 	Problem       string                 `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`   // why the list may lack engines; "" = it is whole
 	Warnings      []string               `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"` // of the process asked, for people: what somebody has to do soon
+	Gateways      []*GatewayState        `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"` // that gossip, by node
+	Policy        *Policy                `protobuf:"bytes,5,opt,name=policy,proto3" json:"policy,omitempty"`     // of the process asked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -565,6 +577,158 @@ func (x *ClusterResponse) GetWarnings() []string {
 	return nil
 }
 
+func (x *ClusterResponse) GetGateways() []*GatewayState {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *ClusterResponse) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+// GatewayState is a gateway as gossip has it.
+type GatewayState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`                                 // gateway@HOST/ADDRESS, the address of its gossip
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`                             // as of an engine
+	AgeSeconds    float64                `protobuf:"fixed64,3,opt,name=age_seconds,json=ageSeconds,proto3" json:"age_seconds,omitempty"` // of its last word
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GatewayState) Reset() {
+	*x = GatewayState{}
+	mi := &file_penstock_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GatewayState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GatewayState) ProtoMessage() {}
+
+func (x *GatewayState) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GatewayState.ProtoReflect.Descriptor instead.
+func (*GatewayState) Descriptor() ([]byte, []int) {
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GatewayState) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *GatewayState) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *GatewayState) GetAgeSeconds() float64 {
+	if x != nil {
+		return x.AgeSeconds
+	}
+	return 0
+}
+
+// Policy is what a process goes by: who may do what.
+type Policy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`                             // where it lies, or "flags"
+	Hash          string                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`                                 // of its text; "" = flags make it
+	Newest        string                 `protobuf:"bytes,3,opt,name=newest,proto3" json:"newest,omitempty"`                             // of the text that lies there, right or wrong; "" = none was read
+	AgeSeconds    float64                `protobuf:"fixed64,4,opt,name=age_seconds,json=ageSeconds,proto3" json:"age_seconds,omitempty"` // since it came into force
+	Problem       string                 `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`                           // why it is not the newest; "" = it is
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_penstock_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Policy) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Policy) GetHash() string {
+	if x != nil {
+		return x.Hash
+	}
+	return ""
+}
+
+func (x *Policy) GetNewest() string {
+	if x != nil {
+		return x.Newest
+	}
+	return ""
+}
+
+func (x *Policy) GetAgeSeconds() float64 {
+	if x != nil {
+		return x.AgeSeconds
+	}
+	return 0
+}
+
+func (x *Policy) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 type LanesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Top           int32                  `protobuf:"varint,1,opt,name=top,proto3" json:"top,omitempty"` // at most so many; 0 = 20
@@ -574,7 +738,7 @@ type LanesRequest struct {
 
 func (x *LanesRequest) Reset() {
 	*x = LanesRequest{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[7]
+	mi := &file_penstock_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +750,7 @@ func (x *LanesRequest) String() string {
 func (*LanesRequest) ProtoMessage() {}
 
 func (x *LanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[7]
+	mi := &file_penstock_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +763,7 @@ func (x *LanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesRequest.ProtoReflect.Descriptor instead.
 func (*LanesRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LanesRequest) GetTop() int32 {
@@ -629,7 +793,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[8]
+	mi := &file_penstock_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +805,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[8]
+	mi := &file_penstock_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +818,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Lane) GetTier() string {
@@ -746,7 +910,7 @@ type LanesResponse struct {
 
 func (x *LanesResponse) Reset() {
 	*x = LanesResponse{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[9]
+	mi := &file_penstock_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +922,7 @@ func (x *LanesResponse) String() string {
 func (*LanesResponse) ProtoMessage() {}
 
 func (x *LanesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[9]
+	mi := &file_penstock_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +935,7 @@ func (x *LanesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesResponse.ProtoReflect.Descriptor instead.
 func (*LanesResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LanesResponse) GetLanes() []*Lane {
@@ -811,7 +975,7 @@ type GetRequestRequest struct {
 
 func (x *GetRequestRequest) Reset() {
 	*x = GetRequestRequest{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[10]
+	mi := &file_penstock_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -823,7 +987,7 @@ func (x *GetRequestRequest) String() string {
 func (*GetRequestRequest) ProtoMessage() {}
 
 func (x *GetRequestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[10]
+	mi := &file_penstock_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -836,7 +1000,7 @@ func (x *GetRequestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequestRequest.ProtoReflect.Descriptor instead.
 func (*GetRequestRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetRequestRequest) GetId() string {
@@ -866,7 +1030,7 @@ type GetRequestResponse struct {
 
 func (x *GetRequestResponse) Reset() {
 	*x = GetRequestResponse{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[11]
+	mi := &file_penstock_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +1042,7 @@ func (x *GetRequestResponse) String() string {
 func (*GetRequestResponse) ProtoMessage() {}
 
 func (x *GetRequestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[11]
+	mi := &file_penstock_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +1055,7 @@ func (x *GetRequestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequestResponse.ProtoReflect.Descriptor instead.
 func (*GetRequestResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetRequestResponse) GetState() string {
@@ -985,7 +1149,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[12]
+	mi := &file_penstock_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -997,7 +1161,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[12]
+	mi := &file_penstock_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1010,7 +1174,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Run) GetNode() string {
@@ -1058,7 +1222,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[13]
+	mi := &file_penstock_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1234,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[13]
+	mi := &file_penstock_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1247,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AbortRequest) GetId() string {
@@ -1109,7 +1273,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[14]
+	mi := &file_penstock_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1121,7 +1285,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[14]
+	mi := &file_penstock_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1134,7 +1298,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AbortResponse) GetRunning() bool {
@@ -1153,7 +1317,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[15]
+	mi := &file_penstock_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1329,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[15]
+	mi := &file_penstock_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1342,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DrainRequest) GetNode() string {
@@ -1197,7 +1361,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[16]
+	mi := &file_penstock_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1373,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[16]
+	mi := &file_penstock_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1386,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DrainResponse) GetInflightRequests() int32 {
@@ -1241,7 +1405,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[17]
+	mi := &file_penstock_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1417,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[17]
+	mi := &file_penstock_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1266,7 +1430,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ResumeRequest) GetNode() string {
@@ -1285,7 +1449,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_penstock_v1_agent_proto_msgTypes[18]
+	mi := &file_penstock_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1461,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_v1_agent_proto_msgTypes[18]
+	mi := &file_penstock_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1474,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_penstock_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ResumeResponse) GetWasDraining() bool {
@@ -1324,7 +1488,7 @@ var File_penstock_v1_agent_proto protoreflect.FileDescriptor
 
 const file_penstock_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x17penstock/v1/agent.proto\x12\vpenstock.v1\"\xd2\a\n" +
+	"\x17penstock/v1/agent.proto\x12\vpenstock.v1\"\xea\a\n" +
 	"\vEngineState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06models\x18\x02 \x03(\tR\x06models\x12\x12\n" +
@@ -1356,7 +1520,8 @@ const file_penstock_v1_agent_proto_rawDesc = "" +
 	"\x11pending_sequences\x18\x19 \x01(\x05R\x10pendingSequences\x12#\n" +
 	"\runseen_tokens\x18\x1a \x01(\x05R\funseenTokens\x12#\n" +
 	"\rheld_requests\x18\x1b \x01(\x05R\fheldRequests\x12#\n" +
-	"\rstart_seconds\x18\x1c \x01(\x01R\fstartSeconds\"%\n" +
+	"\rstart_seconds\x18\x1c \x01(\x01R\fstartSeconds\x12\x16\n" +
+	"\x06policy\x18\x1d \x01(\tR\x06policy\"%\n" +
 	"\x0fGetStateRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"F\n" +
 	"\x10GetStateResponse\x122\n" +
@@ -1365,11 +1530,25 @@ const file_penstock_v1_agent_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"H\n" +
 	"\x12WatchStateResponse\x122\n" +
 	"\aengines\x18\x01 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\"\x10\n" +
-	"\x0eClusterRequest\"{\n" +
+	"\x0eClusterRequest\"\xdf\x01\n" +
 	"\x0fClusterResponse\x122\n" +
 	"\aengines\x18\x01 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x1a\n" +
-	"\bwarnings\x18\x03 \x03(\tR\bwarnings\" \n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\x125\n" +
+	"\bgateways\x18\x04 \x03(\v2\x19.penstock.v1.GatewayStateR\bgateways\x12+\n" +
+	"\x06policy\x18\x05 \x01(\v2\x13.penstock.v1.PolicyR\x06policy\"[\n" +
+	"\fGatewayState\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x1f\n" +
+	"\vage_seconds\x18\x03 \x01(\x01R\n" +
+	"ageSeconds\"\x87\x01\n" +
+	"\x06Policy\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\tR\x04hash\x12\x16\n" +
+	"\x06newest\x18\x03 \x01(\tR\x06newest\x12\x1f\n" +
+	"\vage_seconds\x18\x04 \x01(\x01R\n" +
+	"ageSeconds\x12\x18\n" +
+	"\aproblem\x18\x05 \x01(\tR\aproblem\" \n" +
 	"\fLanesRequest\x12\x10\n" +
 	"\x03top\x18\x01 \x01(\x05R\x03top\"\xc9\x02\n" +
 	"\x04Lane\x12\x12\n" +
@@ -1449,7 +1628,7 @@ func file_penstock_v1_agent_proto_rawDescGZIP() []byte {
 	return file_penstock_v1_agent_proto_rawDescData
 }
 
-var file_penstock_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_penstock_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_penstock_v1_agent_proto_goTypes = []any{
 	(*EngineState)(nil),        // 0: penstock.v1.EngineState
 	(*GetStateRequest)(nil),    // 1: penstock.v1.GetStateRequest
@@ -1458,47 +1637,51 @@ var file_penstock_v1_agent_proto_goTypes = []any{
 	(*WatchStateResponse)(nil), // 4: penstock.v1.WatchStateResponse
 	(*ClusterRequest)(nil),     // 5: penstock.v1.ClusterRequest
 	(*ClusterResponse)(nil),    // 6: penstock.v1.ClusterResponse
-	(*LanesRequest)(nil),       // 7: penstock.v1.LanesRequest
-	(*Lane)(nil),               // 8: penstock.v1.Lane
-	(*LanesResponse)(nil),      // 9: penstock.v1.LanesResponse
-	(*GetRequestRequest)(nil),  // 10: penstock.v1.GetRequestRequest
-	(*GetRequestResponse)(nil), // 11: penstock.v1.GetRequestResponse
-	(*Run)(nil),                // 12: penstock.v1.Run
-	(*AbortRequest)(nil),       // 13: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),      // 14: penstock.v1.AbortResponse
-	(*DrainRequest)(nil),       // 15: penstock.v1.DrainRequest
-	(*DrainResponse)(nil),      // 16: penstock.v1.DrainResponse
-	(*ResumeRequest)(nil),      // 17: penstock.v1.ResumeRequest
-	(*ResumeResponse)(nil),     // 18: penstock.v1.ResumeResponse
+	(*GatewayState)(nil),       // 7: penstock.v1.GatewayState
+	(*Policy)(nil),             // 8: penstock.v1.Policy
+	(*LanesRequest)(nil),       // 9: penstock.v1.LanesRequest
+	(*Lane)(nil),               // 10: penstock.v1.Lane
+	(*LanesResponse)(nil),      // 11: penstock.v1.LanesResponse
+	(*GetRequestRequest)(nil),  // 12: penstock.v1.GetRequestRequest
+	(*GetRequestResponse)(nil), // 13: penstock.v1.GetRequestResponse
+	(*Run)(nil),                // 14: penstock.v1.Run
+	(*AbortRequest)(nil),       // 15: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),      // 16: penstock.v1.AbortResponse
+	(*DrainRequest)(nil),       // 17: penstock.v1.DrainRequest
+	(*DrainResponse)(nil),      // 18: penstock.v1.DrainResponse
+	(*ResumeRequest)(nil),      // 19: penstock.v1.ResumeRequest
+	(*ResumeResponse)(nil),     // 20: penstock.v1.ResumeResponse
 }
 var file_penstock_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: penstock.v1.GetStateResponse.engines:type_name -> penstock.v1.EngineState
 	0,  // 1: penstock.v1.WatchStateResponse.engines:type_name -> penstock.v1.EngineState
 	0,  // 2: penstock.v1.ClusterResponse.engines:type_name -> penstock.v1.EngineState
-	8,  // 3: penstock.v1.LanesResponse.lanes:type_name -> penstock.v1.Lane
-	8,  // 4: penstock.v1.LanesResponse.classes:type_name -> penstock.v1.Lane
-	12, // 5: penstock.v1.GetRequestResponse.run:type_name -> penstock.v1.Run
-	1,  // 6: penstock.v1.AgentService.GetState:input_type -> penstock.v1.GetStateRequest
-	3,  // 7: penstock.v1.AgentService.WatchState:input_type -> penstock.v1.WatchStateRequest
-	5,  // 8: penstock.v1.AgentService.Cluster:input_type -> penstock.v1.ClusterRequest
-	7,  // 9: penstock.v1.AgentService.Lanes:input_type -> penstock.v1.LanesRequest
-	10, // 10: penstock.v1.AgentService.GetRequest:input_type -> penstock.v1.GetRequestRequest
-	13, // 11: penstock.v1.AgentService.Abort:input_type -> penstock.v1.AbortRequest
-	15, // 12: penstock.v1.AgentService.Drain:input_type -> penstock.v1.DrainRequest
-	17, // 13: penstock.v1.AgentService.Resume:input_type -> penstock.v1.ResumeRequest
-	2,  // 14: penstock.v1.AgentService.GetState:output_type -> penstock.v1.GetStateResponse
-	4,  // 15: penstock.v1.AgentService.WatchState:output_type -> penstock.v1.WatchStateResponse
-	6,  // 16: penstock.v1.AgentService.Cluster:output_type -> penstock.v1.ClusterResponse
-	9,  // 17: penstock.v1.AgentService.Lanes:output_type -> penstock.v1.LanesResponse
-	11, // 18: penstock.v1.AgentService.GetRequest:output_type -> penstock.v1.GetRequestResponse
-	14, // 19: penstock.v1.AgentService.Abort:output_type -> penstock.v1.AbortResponse
-	16, // 20: penstock.v1.AgentService.Drain:output_type -> penstock.v1.DrainResponse
-	18, // 21: penstock.v1.AgentService.Resume:output_type -> penstock.v1.ResumeResponse
-	14, // [14:22] is the sub-list for method output_type
-	6,  // [6:14] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	7,  // 3: penstock.v1.ClusterResponse.gateways:type_name -> penstock.v1.GatewayState
+	8,  // 4: penstock.v1.ClusterResponse.policy:type_name -> penstock.v1.Policy
+	10, // 5: penstock.v1.LanesResponse.lanes:type_name -> penstock.v1.Lane
+	10, // 6: penstock.v1.LanesResponse.classes:type_name -> penstock.v1.Lane
+	14, // 7: penstock.v1.GetRequestResponse.run:type_name -> penstock.v1.Run
+	1,  // 8: penstock.v1.AgentService.GetState:input_type -> penstock.v1.GetStateRequest
+	3,  // 9: penstock.v1.AgentService.WatchState:input_type -> penstock.v1.WatchStateRequest
+	5,  // 10: penstock.v1.AgentService.Cluster:input_type -> penstock.v1.ClusterRequest
+	9,  // 11: penstock.v1.AgentService.Lanes:input_type -> penstock.v1.LanesRequest
+	12, // 12: penstock.v1.AgentService.GetRequest:input_type -> penstock.v1.GetRequestRequest
+	15, // 13: penstock.v1.AgentService.Abort:input_type -> penstock.v1.AbortRequest
+	17, // 14: penstock.v1.AgentService.Drain:input_type -> penstock.v1.DrainRequest
+	19, // 15: penstock.v1.AgentService.Resume:input_type -> penstock.v1.ResumeRequest
+	2,  // 16: penstock.v1.AgentService.GetState:output_type -> penstock.v1.GetStateResponse
+	4,  // 17: penstock.v1.AgentService.WatchState:output_type -> penstock.v1.WatchStateResponse
+	6,  // 18: penstock.v1.AgentService.Cluster:output_type -> penstock.v1.ClusterResponse
+	11, // 19: penstock.v1.AgentService.Lanes:output_type -> penstock.v1.LanesResponse
+	13, // 20: penstock.v1.AgentService.GetRequest:output_type -> penstock.v1.GetRequestResponse
+	16, // 21: penstock.v1.AgentService.Abort:output_type -> penstock.v1.AbortResponse
+	18, // 22: penstock.v1.AgentService.Drain:output_type -> penstock.v1.DrainResponse
+	20, // 23: penstock.v1.AgentService.Resume:output_type -> penstock.v1.ResumeResponse
+	16, // [16:24] is the sub-list for method output_type
+	8,  // [8:16] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_penstock_v1_agent_proto_init() }
@@ -1512,7 +1695,7 @@ func file_penstock_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_v1_agent_proto_rawDesc), len(file_penstock_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,103 @@
+//go:build e2e
+
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"penstock/vllm/vllmtest"
+)
+
+// TestRealPolicyReloads writes 1,000 policies to a real Redis, each once the one before
+// is in force, while clients of three tiers send: every request is answered whole, none
+// is told that its tier is not known, and nothing runs or waits at the end. Then Redis
+// forgets the key, and the last policy stays.
+func TestRealPolicyReloads(t *testing.T) {
+	addr := os.Getenv("E2E_REDIS")
+	if addr == "" {
+		t.Fatal("E2E_REDIS is not set: start one with scripts/redis start and give host:port")
+	}
+	const reloads, clients = 1000, 6
+	back := backends{}
+	if err := back.redis(addr, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	back.policy.Key += ":" + rand.Text()
+	raw := goredis.NewClient(&goredis.Options{Addr: addr, Protocol: 2})
+	t.Cleanup(func() { raw.Del(context.Background(), back.policy.Key); _ = raw.Close() })
+	p := startProcess(t, func(o *options) { o.policyIn, o.redis = inRedis, &back.policy }, vllmtest.Start(t, vllmtest.WithStep(2*time.Millisecond)).URL())
+	at, err := openStore("redis:", "", back.policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+
+	var old []byte
+	text := func(i int) []byte {
+		extra := []string{"", ", {name: more}"}[i%2]
+		return fmt.Appendf(nil, "# %d\ntiers: [{name: vip}, {name: normal}%s, {name: trial}]\nlanes: {default: {concurrency: %d}}\n", i, extra, 1+i%4)
+	}
+	push := func(i int) {
+		t.Helper()
+		next := text(i)
+		if err := at.Replace(t.Context(), old, next); err != nil {
+			t.Fatal(err)
+		}
+		old = next
+		want := fmt.Sprint(p.policies.Current().Hash)
+		p.until(fmt.Sprintf("policy %d", i), func() bool { return p.policies.Current().Hash != want })
+	}
+	push(0)
+	var over atomic.Bool
+	var answered atomic.Int64
+	var wg sync.WaitGroup
+	for c := range clients {
+		wg.Go(func() {
+			tier := []string{"vip", "normal", "trial"}[c%3]
+			for !over.Load() {
+				r := p.post(completion(20, 4, streamed), "X-Penstock-Tier", tier)
+				if !r.complete() {
+					t.Errorf("%s: %v", tier, r)
+					return
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	began := time.Now()
+	for i := 1; i <= reloads; i++ {
+		push(i)
+	}
+	took := time.Since(began)
+	over.Store(true)
+	wg.Wait()
+	p.until("nothing runs", func() bool { return p.metric("penstock_lane_permits", "state=used") == 0 })
+	if n := p.metric("penstock_lane_backlog_requests"); n != 0 {
+		t.Errorf("%v requests wait at the end", n)
+	}
+	if n := p.metric("penstock_policy_reload_failures_total"); n != 0 {
+		t.Errorf("%v reloads failed", n)
+	}
+	changed := strings.Count(strings.Join(p.log.all(), ""), "policy changed")
+	if n := answered.Load(); changed != reloads+1 || n < reloads/10 {
+		t.Errorf("%d policies were in force, %d requests answered; want %d and a tenth of that", changed, n, reloads+1)
+	}
+	last := p.policies.Current()
+	raw.Del(t.Context(), back.policy.Key)
+	raw.Publish(t.Context(), back.policy.Key, "")
+	p.until("gone", func() bool { return strings.Contains(p.policies.State().Problem, "is gone") })
+	if p.policies.Current() != last {
+		t.Error("a key that is gone took the policy with it")
+	}
+	t.Logf("%d reloads in %v, %d requests answered", reloads, took.Round(time.Millisecond), answered.Load())
+}

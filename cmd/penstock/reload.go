@@ -1,0 +1,265 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"penstock/config"
+)
+
+// What a reload made of a part or setting.
+const (
+	applied      = "applied"
+	unchanged    = "unchanged"
+	needsRestart = "needs restart"
+	refused      = "refused"
+)
+
+// outcome is what a reload made of one part, or of one setting by its flag's name.
+type outcome struct {
+	Part   string `json:"part"`
+	Result string `json:"result"`
+	Detail string `json:"detail"`
+}
+
+// reloadReport is the answer of POST /reload.
+type reloadReport struct {
+	APIVersion string    `json:"apiVersion"`
+	OK         bool      `json:"ok"`
+	Parts      []outcome `json:"parts"`
+}
+
+// err is what was refused; nil = nothing.
+func (r *reloadReport) err() error {
+	var all []error
+	for _, p := range r.Parts {
+		if p.Result == refused {
+			all = append(all, errors.New(p.Detail))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// reloader reads again what may change while a process runs.
+type reloader struct {
+	policies *policies
+	keys     *neighbours // gossip's keys; nil = no gossip
+	settings *settings   // nil = not known
+}
+
+// report reloads each part, whatever becomes of the others.
+func (r *reloader) report(ctx context.Context) *reloadReport {
+	report := &reloadReport{APIVersion: "penstock/v1", Parts: []outcome{r.policies.reload(ctx)}}
+	if r.keys != nil && r.keys.opts.cfg.KeyFile != "" {
+		report.Parts = append(report.Parts, r.keys.reload())
+	}
+	report.Parts = append(report.Parts, r.settings.compare()...)
+	report.OK = report.err() == nil
+	return report
+}
+
+// Reload is report for SIGHUP.
+func (r *reloader) Reload() error { return r.report(context.Background()).err() }
+
+// page is report for the admin listener.
+func (r *reloader) page(ctx context.Context) (any, bool) {
+	report := r.report(ctx)
+	return report, report.OK
+}
+
+func (p *policies) reload(ctx context.Context) outcome {
+	if p.source == nil {
+		return outcome{"policy", unchanged, "by flags"}
+	}
+	old := p.Current().Hash
+	changed, err := p.source.Reload(ctx)
+	state := p.State()
+	switch {
+	case err != nil:
+		return outcome{"policy", refused, err.Error()}
+	case !changed:
+		return outcome{"policy", unchanged, fmt.Sprintf("%s: %s", state.Source, cmp.Or(state.Hash, "none"))}
+	}
+	return outcome{"policy", applied, fmt.Sprintf("%s: %s, was %s", state.Source, cmp.Or(state.Hash, "none"), cmp.Or(old, "none"))}
+}
+
+func (n *neighbours) reload() outcome {
+	const name = "gossip-key-file"
+	now := fingerprint(n.opts.cfg.KeyFile)
+	if err := n.Reload(); err != nil {
+		return outcome{name, refused, err.Error()}
+	}
+	if n.read.Swap(now) == now {
+		return outcome{name, unchanged, n.opts.cfg.KeyFile}
+	}
+	return outcome{name, applied, n.opts.cfg.KeyFile}
+}
+
+// readOnce are the flags of files that are read at the start alone.
+var readOnce = []string{"api-keys", "engine-api-key-file", "rocketmq-credentials-file", "rocketmq-ca-file", "redis-password-file", "redis-ca-file"}
+
+// settings are the flags of a process as it runs.
+type settings struct {
+	flags *pflag.FlagSet
+	fresh func() *cobra.Command
+	files map[string]string // fingerprints of readOnce's files
+}
+
+// newSettings is nil where fresh is.
+func newSettings(f *pflag.FlagSet, fresh func() *cobra.Command) *settings {
+	if fresh == nil {
+		return nil
+	}
+	s := &settings{f, fresh, map[string]string{}}
+	for _, name := range readOnce {
+		if path, _ := f.GetString(name); path != "" {
+			s.files[name] = fingerprint(path)
+		}
+	}
+	return s
+}
+
+// fingerprint is the same for the same content.
+func fingerprint(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	sum := sha256.Sum256(text)
+	return string(sum[:])
+}
+
+// compare reads the configuration file again, as a start with the same command line
+// would, and says what would be another then.
+func (s *settings) compare() []outcome {
+	if s == nil {
+		return nil
+	}
+	file, _ := s.flags.GetString("config")
+	file = config.Find(file, os.LookupEnv)
+	fresh := s.fresh().Flags()
+	s.flags.VisitAll(func(f *pflag.Flag) {
+		if g := fresh.Lookup(f.Name); f.Changed && g != nil { // given on the command line
+			g.Changed = true
+			if list, ok := f.Value.(pflag.SliceValue); ok {
+				_ = g.Value.(pflag.SliceValue).Replace(list.GetSlice())
+				return
+			}
+			_ = g.Value.Set(f.Value.String())
+		}
+	})
+	origins, err := config.Load(fresh, file, os.LookupEnv)
+	if err == nil {
+		_, err = readOptions(fresh)
+	}
+	if err != nil {
+		return []outcome{{"settings", refused, err.Error()}}
+	}
+	var all []outcome
+	fresh.VisitAll(func(f *pflag.Flag) {
+		if was := s.flags.Lookup(f.Name); was != nil && !config.NotASetting(f.Name) && was.Value.String() != f.Value.String() {
+			all = append(all, outcome{f.Name, needsRestart, fmt.Sprintf("%s (%s), was %s", redacted(f.Value.String()), origins[f.Name], redacted(was.Value.String()))})
+		}
+	})
+	for _, name := range readOnce {
+		if path, _ := s.flags.GetString(name); path != "" && s.files[name] != fingerprint(path) {
+			all = append(all, outcome{name, needsRestart, path + " has changed"})
+		}
+	}
+	if len(all) == 0 {
+		all = append(all, outcome{"settings", unchanged, cmp.Or(file, "no configuration file")})
+	}
+	return all
+}
+
+// reloadWithin bounds a reload: its policy is read within 2 s.
+const reloadWithin = 10 * time.Second
+
+func newReload() *cobra.Command {
+	var admin, output string
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Make a process read its policy and keys again, and say what changed",
+		Long: `reload makes a running standalone, agent or gateway on this host read its policy, gossip's keys and its configuration
+file again, and says of each part what became of it: applied, unchanged, refused, or, of settings that hold from the
+start to the end, needs restart. What is refused leaves everything as it was; so does SIGHUP, into the log.
+
+Exit code 1 if something was refused, 4 if nobody answers at --admin.`,
+		Example: `  penstock reload                           # standalone or agent
+  penstock reload --admin 127.0.0.1:4785    # gateway
+  penstock reload -o json | jq '.parts[] | select(.result == "needs restart")'`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, err := config.Load(cmd.Flags(), "", os.LookupEnv); err != nil {
+				return usage("%w", err)
+			}
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), reloadWithin)
+			defer cancel()
+			report, err := askReload(ctx, admin)
+			if err != nil {
+				return err
+			}
+			return writeReload(cmd.OutOrStdout(), report, output)
+		},
+	}
+	cmd.Flags().StringVar(&admin, "admin", "127.0.0.1:4782", "admin address of the process; a gateway's is 127.0.0.1:4785")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func askReload(ctx context.Context, address string) (*reloadReport, error) {
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return nil, usage("--admin %q: want HOST:PORT", address)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/reload", nil)
+	if err != nil {
+		return nil, usage("--admin %q: %w", address, err)
+	}
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return nil, &exitError{exitUnreachable, fmt.Errorf("nobody answers at %s: %w. Name another with --admin HOST:PORT; a gateway's is 127.0.0.1:4785", address, err)}
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return nil, err
+	}
+	report := &reloadReport{}
+	if err := json.NewDecoder(bytes.NewReader(body)).Decode(report); err != nil || len(report.Parts) == 0 {
+		return nil, fmt.Errorf("%s answers %s and is no admin listener of this version, or one for all interfaces: name another with --admin", address, resp.Status)
+	}
+	return report, nil
+}
+
+func writeReload(w io.Writer, report *reloadReport, output string) error {
+	if output == "json" {
+		if err := writeJSON(w, report); err != nil {
+			return err
+		}
+		return report.err()
+	}
+	t := table(w, "PART", "RESULT", "DETAIL")
+	for _, p := range report.Parts {
+		line, _, _ := strings.Cut(p.Detail, "\n") // whole in the error
+		row(t, p.Part, p.Result, line)
+	}
+	return errors.Join(t.Flush(), report.err())
+}

@@ -1,0 +1,405 @@
+// Package nacos keeps a fleet's policy in Nacos's configuration, through version 1 of
+// its HTTP API: an entry is read whole, and a long poll with its MD5 says when it has
+// changed. The SDK would do the same over gRPC, for 17 MB of binary.
+package nacos
+
+import (
+	"context"
+	"crypto/md5" //nolint:gosec // Nacos compares by it
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"penstock/policy"
+	"penstock/policy/source"
+)
+
+const (
+	// pollFor is how long Nacos holds a poll where nothing changes; it answers half a
+	// second earlier. answerWithin is what any call may take beyond.
+	pollFor, answerWithin = 30 * time.Second, 5 * time.Second
+	// retryEvery is between two tries while Nacos is away or its entry cannot be read.
+	retryEvery = 2 * time.Second
+	// renewBefore is how long before a token's end another one is asked for.
+	renewBefore = 30 * time.Second
+	// saidMost bounds what is quoted of an error's body.
+	saidMost = 200
+)
+
+// Config says which entry of which Nacos. ParseURL makes it.
+type Config struct {
+	Servers   []string // host:port, tried in turn
+	TLS       bool
+	DataID    string
+	Group     string // "" = DEFAULT_GROUP
+	Namespace string // its id; "" = public
+	// CredentialsFile has user name and password, a line each; "" = Nacos asks for none.
+	// It is read at each login.
+	CredentialsFile string
+}
+
+// ParseURL reads nacos://HOST[:8848][,HOST…]/DATAID?group=GROUP&namespace=ID;
+// nacoss:// is the same over TLS.
+func ParseURL(text string) (Config, error) {
+	const want = "want nacos://HOST:8848/DATAID?group=GROUP&namespace=ID"
+	scheme, rest, _ := strings.Cut(text, "://")
+	rest, query, _ := strings.Cut(rest, "?")
+	hosts, id, _ := strings.Cut(rest, "/")
+	c := Config{TLS: scheme == "nacoss"}
+	if scheme != "nacos" && scheme != "nacoss" || hosts == "" {
+		return c, errors.New(want)
+	}
+	if strings.Contains(hosts, "@") {
+		return c, errors.New("user and password belong into --policy-credentials-file, not into the address")
+	}
+	for host := range strings.SplitSeq(hosts, ",") {
+		u, err := url.Parse("//" + host)
+		if err != nil || u.Hostname() == "" {
+			return c, fmt.Errorf("host %q: %s", host, want)
+		}
+		if u.Port() == "" {
+			u.Host += ":8848"
+		}
+		c.Servers = append(c.Servers, u.Host)
+	}
+	var err error
+	if c.DataID, err = url.PathUnescape(id); err != nil || c.DataID == "" || strings.Contains(c.DataID, "/") {
+		return c, fmt.Errorf("data id %q: %s", id, want)
+	}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return c, fmt.Errorf("%q: %s", query, want)
+	}
+	for name, value := range values {
+		switch name {
+		case "group":
+			c.Group = value[0]
+		case "namespace", "tenant":
+			c.Namespace = value[0]
+		default:
+			return c, fmt.Errorf("%q is not known: %s", name, want)
+		}
+	}
+	return c, c.Validate()
+}
+
+// Validate names the field and what to set instead.
+func (c Config) Validate() error {
+	for _, f := range []struct{ name, value string }{{"data id", c.DataID}, {"group", c.Group}, {"namespace", c.Namespace}} {
+		if i := strings.IndexFunc(f.value, func(r rune) bool {
+			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._:-", r))
+		}); i >= 0 {
+			return fmt.Errorf("%s %q: Nacos takes letters, digits and . _ : - there", f.name, f.value)
+		}
+	}
+	switch {
+	case len(c.Servers) == 0:
+		return errors.New("no server is named; name one as host:port")
+	case c.DataID == "":
+		return errors.New("no data id is named, such as penstock.yaml")
+	}
+	if c.CredentialsFile != "" {
+		_, _, err := readCredentials(c.CredentialsFile)
+		return err
+	}
+	return nil
+}
+
+func readCredentials(path string) (user, password string, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", "", err
+	}
+	words := strings.Fields(string(text))
+	if len(words) != 2 {
+		return "", "", fmt.Errorf("%s: %d words, want the user's name and the password, a line each", path, len(words))
+	}
+	return words[0], words[1], nil
+}
+
+// Entry is a policy in Nacos, a source.Place. Make it with New and Close it.
+type Entry struct {
+	cfg    Config
+	client *http.Client
+	retry  time.Duration
+	hold   time.Duration // of a poll
+
+	mu      sync.Mutex // guards what follows
+	server  int        // the one that answered last
+	token   string
+	renewAt time.Time
+	sum     string // MD5 of the text as last read; "" = there was none
+	failed  bool   // the last read
+}
+
+// New connects to nothing yet. Group "" becomes DEFAULT_GROUP, namespace public "".
+func New(cfg Config) (*Entry, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("policy/source/nacos: %w", err)
+	}
+	if cfg.Group == "" {
+		cfg.Group = "DEFAULT_GROUP"
+	}
+	if cfg.Namespace == "public" {
+		cfg.Namespace = ""
+	}
+	return &Entry{cfg: cfg, retry: retryEvery, hold: pollFor, client: &http.Client{Transport: &http.Transport{
+		Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute, TLSHandshakeTimeout: answerWithin,
+	}}}, nil
+}
+
+// Close closes idle connections. Watch must have ended.
+func (e *Entry) Close() error {
+	e.client.CloseIdleConnections()
+	return nil
+}
+
+func (e *Entry) String() string {
+	text := "nacos://" + strings.Join(e.cfg.Servers, ",") + "/" + e.cfg.DataID + "?group=" + e.cfg.Group
+	if e.cfg.Namespace != "" {
+		text += "&namespace=" + e.cfg.Namespace
+	}
+	return text
+}
+
+// Read reads the entry.
+func (e *Entry) Read(ctx context.Context) ([]byte, error) {
+	text, err := e.call(ctx, http.MethodGet, "/v1/cs/configs", e.names(), nil)
+	if failed := (*statusError)(nil); errors.As(err, &failed) && failed.code == http.StatusNotFound {
+		text, err = nil, fmt.Errorf("%w: write one with: penstock policy push FILE --to %v", source.ErrAbsent, e)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.failed = err != nil && !errors.Is(err, source.ErrAbsent); !e.failed {
+		e.sum = digest(text)
+	}
+	return text, err
+}
+
+// digest is what Nacos knows a text by; none has "".
+func digest(text []byte) string {
+	if text == nil {
+		return ""
+	}
+	sum := md5.Sum(text) //nolint:gosec // as above
+	return hex.EncodeToString(sum[:])
+}
+
+// Watch polls, and looks whenever Nacos answers: at the latest every half minute. What
+// changes between two polls is told by the second.
+func (e *Entry) Watch(ctx context.Context, look func()) {
+	for ctx.Err() == nil {
+		e.mu.Lock()
+		failed := e.failed
+		e.mu.Unlock()
+		if failed || e.poll(ctx) != nil {
+			select {
+			case <-time.After(e.retry):
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() == nil {
+			look()
+		}
+	}
+}
+
+// poll returns when the entry is another one than was read last, or after pollFor.
+func (e *Entry) poll(ctx context.Context) error {
+	e.mu.Lock()
+	asked := strings.Join([]string{e.cfg.DataID, e.cfg.Group, e.sum}, "\x02")
+	e.mu.Unlock()
+	if e.cfg.Namespace != "" {
+		asked += "\x02" + e.cfg.Namespace
+	}
+	form := url.Values{"Listening-Configs": {asked + "\x01"}}
+	if e.cfg.Namespace != "" {
+		form.Set("tenant", e.cfg.Namespace)
+	}
+	_, err := e.call(ctx, http.MethodPost, "/v1/cs/configs/listener", form, http.Header{"Long-Pulling-Timeout": {strconv.FormatInt(e.hold.Milliseconds(), 10)}})
+	return err
+}
+
+// Replace writes text where old lies, nil being none; else it is source.ErrChanged.
+// Nacos compares by MD5 as it writes, but has no way to create only what is not there:
+// then, and with servers that do not know the header, a read just before has to do.
+func (e *Entry) Replace(ctx context.Context, old, text []byte) error {
+	check := func() error {
+		now, err := e.Read(ctx)
+		if err != nil && !errors.Is(err, source.ErrAbsent) {
+			return err
+		}
+		if digest(now) != digest(old) {
+			return source.ErrChanged
+		}
+		return nil
+	}
+	if err := check(); err != nil {
+		return err
+	}
+	form := e.names()
+	form.Set("content", string(text))
+	form.Set("type", "yaml")
+	header := http.Header{}
+	if old != nil {
+		header.Set("casMd5", digest(old)) // Nacos reads it in any case
+	}
+	answer, err := e.call(ctx, http.MethodPost, "/v1/cs/configs", form, header)
+	if err == nil && strings.TrimSpace(string(answer)) != "true" {
+		err = fmt.Errorf("nacos answers %.*q to a write", saidMost, answer)
+	}
+	if err != nil {
+		return errors.Join(check(), err) // the text it holds says whether it was changed
+	}
+	return nil
+}
+
+func (e *Entry) names() url.Values {
+	names := url.Values{"dataId": {e.cfg.DataID}, "group": {e.cfg.Group}}
+	if e.cfg.Namespace != "" {
+		names.Set("tenant", e.cfg.Namespace)
+	}
+	return names
+}
+
+// statusError is an answer that is not 200.
+type statusError struct {
+	code int
+	said string
+}
+
+func (e *statusError) Error() string {
+	text := fmt.Sprintf("nacos answers %d %s", e.code, e.said)
+	switch e.code {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		text += ": give a user who may do this in --policy-credentials-file"
+	case http.StatusGone:
+		text += ": this Nacos blocks version 1 of its API: set nacos.core.api.compatibility.client.enabled, and for penstock policy push .admin.enabled, to true"
+	}
+	return text
+}
+
+// call makes one call, at each server in turn until one answers, and logs in again once
+// where a token is not taken any more.
+func (e *Entry) call(ctx context.Context, method, path string, form url.Values, header http.Header) ([]byte, error) {
+	var first error
+	for range e.cfg.Servers {
+		body, err := e.callOne(ctx, method, path, form, header)
+		refused := (*statusError)(nil)
+		if errors.As(err, &refused) && refused.code < http.StatusInternalServerError || err == nil || ctx.Err() != nil {
+			return body, err
+		}
+		if first == nil {
+			first = err
+		}
+		e.mu.Lock()
+		e.server = (e.server + 1) % len(e.cfg.Servers)
+		e.mu.Unlock()
+	}
+	return nil, first
+}
+
+func (e *Entry) callOne(ctx context.Context, method, path string, form url.Values, header http.Header) ([]byte, error) {
+	for again := false; ; again = true {
+		token, err := e.login(ctx, again)
+		if err != nil {
+			return nil, err
+		}
+		query := url.Values{}
+		if token != "" {
+			query.Set("accessToken", token)
+		}
+		body, err := e.send(ctx, method, path, query, form, header)
+		if refused := (*statusError)(nil); token == "" || again || !errors.As(err, &refused) || refused.code != http.StatusForbidden && refused.code != http.StatusUnauthorized {
+			return body, err
+		}
+	}
+}
+
+// login is the token to call with, "" where there are no credentials.
+func (e *Entry) login(ctx context.Context, anew bool) (string, error) {
+	if e.cfg.CredentialsFile == "" {
+		return "", nil
+	}
+	e.mu.Lock()
+	token, renewAt := e.token, e.renewAt
+	e.mu.Unlock()
+	if !anew && token != "" && time.Now().Before(renewAt) {
+		return token, nil
+	}
+	user, password, err := readCredentials(e.cfg.CredentialsFile)
+	if err != nil {
+		return "", err
+	}
+	body, err := e.send(ctx, http.MethodPost, "/v1/auth/login", nil, url.Values{"username": {user}, "password": {password}}, nil)
+	if err != nil {
+		return "", fmt.Errorf("login of %q: %w", user, err)
+	}
+	var got struct {
+		Token string `json:"accessToken"`
+		TTL   int64  `json:"tokenTtl"` // seconds
+	}
+	if err := json.Unmarshal(body, &got); err != nil || got.Token == "" {
+		return "", fmt.Errorf("login of %q: the answer has no accessToken", user)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.token, e.renewAt = got.Token, time.Now().Add(max(time.Duration(got.TTL)*time.Second-renewBefore, time.Second))
+	return got.Token, nil
+}
+
+// send makes one HTTP call to the server of the day. A form goes into the query of a
+// GET, into the body of a POST.
+func (e *Entry) send(ctx context.Context, method, path string, query, form url.Values, header http.Header) ([]byte, error) {
+	limit := answerWithin
+	if header.Get("Long-Pulling-Timeout") != "" {
+		limit += pollFor
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	e.mu.Lock()
+	u := url.URL{Scheme: "http", Host: e.cfg.Servers[e.server], Path: "/nacos" + path}
+	e.mu.Unlock()
+	if e.cfg.TLS {
+		u.Scheme = "https"
+	}
+	var body io.Reader
+	if method == http.MethodGet {
+		for name, values := range form {
+			query[name] = values
+		}
+	} else {
+		body = strings.NewReader(form.Encode())
+	}
+	u.RawQuery = query.Encode()
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), body)
+	if err != nil {
+		return nil, err
+	}
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	req.Header.Set("Content-Type", "application/x-www-form-urlencoded;charset=UTF-8")
+	resp, err := e.client.Do(req)
+	if err != nil {
+		if failed := (*url.Error)(nil); errors.As(err, &failed) {
+			err = failed.Err // the address has a token in it
+		}
+		return nil, fmt.Errorf("%s: %w", u.Host, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, policy.MaxBytes+1))
+	if resp.StatusCode != http.StatusOK {
+		return nil, &statusError{resp.StatusCode, strings.TrimSpace(string(answer[:min(len(answer), saidMost)]))}
+	}
+	return answer, err
+}

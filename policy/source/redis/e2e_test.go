@@ -1,0 +1,51 @@
+//go:build e2e
+
+package redis
+
+import (
+	"context"
+	"crypto/rand"
+	"os"
+	"testing"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"penstock/policy/source/sourcetest"
+)
+
+// realKey is a key of its own on the Redis at E2E_REDIS.
+func realKey(t *testing.T) (*Key, *goredis.Client) {
+	addr := os.Getenv("E2E_REDIS")
+	if addr == "" {
+		t.Fatal("E2E_REDIS is not set: start one with scripts/redis start and give host:port")
+	}
+	k := newKey(t, addr, DefaultKey+rand.Text())
+	raw := goredis.NewClient(&goredis.Options{Addr: addr, Protocol: 2})
+	t.Cleanup(func() { raw.Del(context.Background(), k.cfg.Key); _ = raw.Close() })
+	return k, raw
+}
+
+func TestRealConformance(t *testing.T) {
+	sourcetest.Run(t, func(t *testing.T) sourcetest.Stage {
+		k, raw := realKey(t)
+		ctx := context.Background()
+		say := func(err error) {
+			if err == nil {
+				err = raw.Publish(ctx, k.cfg.Key, "changed").Err()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return sourcetest.Stage{
+			Place:  k,
+			Write:  func(text string) { say(raw.Set(ctx, k.cfg.Key, text, 0).Err()) },
+			Remove: func() { say(raw.Del(ctx, k.cfg.Key).Err()) },
+		}
+	})
+}
+
+func TestRealReplace(t *testing.T) {
+	k, _ := realKey(t)
+	replaces(t, k, goredis.NewClient(&goredis.Options{Addr: k.cfg.Addr, Protocol: 2}))
+}
