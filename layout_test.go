@@ -47,11 +47,12 @@ var allowed = map[string][]string{
 	"fleet":     {"reason"},
 	"abort":     {},
 	"gossip":    {},
-	"scheduler": {"reason", "scheduler/fair", "scheduler/forecast"},
+	"scheduler": {"reason", "scheduler/forecast", "scheduler/order"},
 	"scraper":   {"scheduler", "reason"},
 
 	"scheduler/fair":     {},
 	"scheduler/forecast": {},
+	"scheduler/order":    {"reason", "scheduler/fair"},
 
 	"scraper/nvml":      {"reason", "scraper/nvml/wire"},
 	"scraper/nvml/wire": {},
@@ -95,7 +96,7 @@ var allowed = map[string][]string{
 }
 
 // pure packages are functions of values: no clock, IO, log or metric.
-var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "quota": true, "fleet": true, "cost": true, "policy": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true, "gateway/route": true}
+var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "scheduler/order": true, "quota": true, "fleet": true, "cost": true, "policy": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true, "gateway/route": true}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "context", "math/rand", "math/rand/v2", "sync", "github.com/prometheus"}
 

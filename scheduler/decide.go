@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"penstock/reason"
+	"penstock/scheduler/forecast"
+	"penstock/scheduler/order"
 )
 
 const (
@@ -19,18 +21,19 @@ const (
 func (s *State) Decide(now time.Time, r *Request) Verdict {
 	t := s.since(now)
 	s.flow.roll(t, s.closed)
-	s.relieve(t)
+	s.queue.Relieve(t)
 	if why := s.dead(now, r); why != reason.None {
-		s.forget(t, r)
+		s.queue.Forget(t, r.Hash)
 		return Verdict{Action: Drop, Reason: why}
 	}
 	why, late := s.judge(now, t, r)
 	if s.hopeless(t, r, why) {
-		s.forget(t, r)
+		s.queue.Forget(t, r.Hash)
 		return Verdict{Action: Drop, Reason: reason.Overloaded}
 	}
 	if why == reason.OK {
-		why = s.yield(t, r, late)
+		h := s.head(t, r)
+		why = s.queue.Yield(t, s.first(), &h, late)
 	}
 	if why == reason.OK || s.probe(t, why) {
 		return s.startAs(why)
@@ -154,7 +157,7 @@ func (s *State) late(t time.Duration, r *Request) bool {
 	if !r.Opened.IsZero() {
 		wait = max(t-s.since(r.Opened), 0)
 	}
-	return wait+s.speed.predict(ahead) > s.slo(r)
+	return wait+s.speed.Predict(ahead) > s.slo(r)
 }
 
 // hopeless reports whether the forecast gives a head up: what is pending takes more
@@ -164,22 +167,40 @@ func (s *State) late(t time.Duration, r *Request) bool {
 // The room for mean prompts is kept out of everybody's wait, so that most first
 // tokens are in time with the own prefill too and no length is preferred.
 func (s *State) hopeless(t time.Duration, r *Request, why reason.Reason) bool {
-	if s.cfg.Law != Forecast || r.Patient || r.Opened.IsZero() || !s.speed.known() {
+	if s.cfg.Law != Forecast || r.Patient || r.Opened.IsZero() || !s.speed.Known() {
 		return false
 	}
 	c := s.condition(t)
 	if (c != reason.OK && c != reason.Stale) || (why == reason.OK && s.pendSeqs == 0) {
 		return false
 	}
-	kept := min(seconds(ownTimes*s.prompts*s.speed.perToken()), s.slo(r)/2)
-	return t-s.since(r.Opened)+s.speed.prefill(s.pendTokens) > s.slo(r)-kept
+	kept := min(forecast.Seconds(ownTimes*s.prompts*s.speed.PerToken()), s.slo(r)/2)
+	return t-s.since(r.Opened)+s.speed.Prefill(s.pendTokens) > s.slo(r)-kept
+}
+
+// first is when a start has its first token, its own prompt not counted.
+func (s *State) first() time.Duration { return s.speed.Predict(s.pendTokens) }
+
+// head is a request as the order sees it.
+func (s *State) head(t time.Duration, r *Request) order.Head {
+	h := order.Head{
+		Hash: r.Hash, Tenant: r.Tenant, Tier: r.Tier, Prompt: r.prompt(), Output: r.expected(),
+		Opened: t, Deadline: order.Never, SLO: s.slo(r),
+	}
+	if !r.Opened.IsZero() {
+		h.Opened = s.since(r.Opened)
+	}
+	if !r.Deadline.IsZero() {
+		h.Deadline = s.since(r.Deadline)
+	}
+	return h
 }
 
 func (s *State) slo(r *Request) time.Duration {
 	if r.SLOTTFT > 0 {
 		return r.SLOTTFT
 	}
-	return s.tiers[s.tier(r)].SLOTTFT
+	return s.queue.SLOTTFT(r.Tier)
 }
 
 // line is the TTFT line. With nothing pending it holds: no later moment is
@@ -188,7 +209,7 @@ func (s *State) line(r *Request, late bool) reason.Reason {
 	if s.pendSeqs == 0 {
 		return reason.OK
 	}
-	if !s.speed.known() {
+	if !s.speed.Known() {
 		if s.pendTokens+r.prompt() > s.cfg.ColdTokens || s.pendSeqs+r.seqs() > s.cfg.ColdSeqs {
 			return reason.Cold
 		}
@@ -198,7 +219,21 @@ func (s *State) line(r *Request, late bool) reason.Reason {
 		return reason.OK
 	}
 	slo := s.slo(r)
-	if s.speed.predict(s.pendTokens) > slo || (s.pendTokens > s.cfg.ColdTokens && s.speed.prefill(s.pendTokens) > slo/lateShare) {
+	if s.speed.Predict(s.pendTokens) > slo || (s.pendTokens > s.cfg.ColdTokens && s.speed.Prefill(s.pendTokens) > slo/lateShare) {
+		return reason.PrefillBusy
+	}
+	return reason.OK
+}
+
+// allows is what tiers and tenants say about a request: its tier's ceiling, and what may
+// be pending before and with it.
+func (s *State) allows(t time.Duration, r *Request) reason.Reason {
+	switch {
+	case s.queue.Full(r.Tier, r.prompt()+r.expected()):
+		return reason.TierCeiling
+	case s.pendSeqs > 0 && s.speed.Prefill(s.pendTokens+r.prompt()) > s.queue.MostWith(t, r.Tier, s.step):
+		return reason.TierTurn
+	case s.pendTokens > s.cfg.ColdTokens && s.speed.Prefill(s.pendTokens) > s.queue.MostPending(r.Tier, r.Tenant):
 		return reason.PrefillBusy
 	}
 	return reason.OK
@@ -223,3 +258,14 @@ func (s *State) frozen(why reason.Reason) bool {
 func (s *State) nextProbe() time.Duration {
 	return max(max(s.moved, s.emptied)+probeFirst, s.probeAt)
 }
+
+// mix spreads a hash and a number over 64 bits (splitmix64's finaliser).
+func mix(hash, n uint64) uint64 {
+	x := hash + (n+1)*0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// draw is a number in 0..1 from a hash and a number.
+func draw(hash, n uint64) float64 { return float64(mix(hash, n)>>11) / (1 << 53) }

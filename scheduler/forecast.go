@@ -1,8 +1,6 @@
 package scheduler
 
 import (
-	"time"
-
 	"penstock/reason"
 	"penstock/scheduler/forecast"
 )
@@ -35,7 +33,7 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 	if !s.steps.Known() || s.live == 0 {
 		return reason.OK
 	}
-	limit := tpotShare * s.tpot(r).Seconds()
+	limit := tpotShare * s.queue.SLOTPOT(r.Tier, r.SLOTPOT).Seconds()
 	if alone := s.steps.Alone(); alone > limit {
 		limit = tooSlow * alone // nobody can be within it here
 	}
@@ -44,19 +42,6 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 		return reason.StepsSlow
 	}
 	return reason.OK
-}
-
-// tpot is the limit that a request must leave the engine in: its own, or that of a
-// tier before its own.
-func (s *State) tpot(r *Request) time.Duration {
-	c, limit := &s.tiers[s.tier(r)], r.SLOTPOT
-	if limit == 0 {
-		limit = c.SLOTPOT
-	}
-	if c.tpot > 0 {
-		limit = min(limit, c.tpot)
-	}
-	return limit
 }
 
 // plan is what a running request holds and may become.

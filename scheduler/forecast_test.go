@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"penstock/reason"
+	"penstock/scheduler/forecast"
 )
 
 func TestForecastAdmitsUntilThePeakIsFull(t *testing.T) {
@@ -63,8 +64,8 @@ func TestForecastGivesUpWhoCannotBeInTime(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for range 2 * coldFirst { // 10,000 tokens per second
-				s.speed.learn(1000, 100*time.Millisecond)
+			for range 2 * forecast.Firsts { // 10,000 tokens per second
+				s.speed.Learn(1000, 100*time.Millisecond)
 			}
 			now = now.Add(50 * time.Millisecond)
 			s.Observe(now, Sample{At: now, Asked: now, KVTokens: 1_000_000, Ranks: 1})
@@ -128,8 +129,8 @@ func TestTooSlowForItsLimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 4 * coldFirst {
-			s.speed.learn(1000, 100*time.Millisecond)
+		for range 4 * forecast.Firsts {
+			s.speed.Learn(1000, 100*time.Millisecond)
 		}
 		r := Request{PromptTokens: 10, ExpectedOut: 100, Sequences: 1}
 		for i := range 40 {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"penstock/scheduler/forecast"
+	"penstock/scheduler/order"
 )
 
 const (
@@ -39,7 +40,7 @@ type slot struct {
 	shown    int           // tokens of it in the last sample's gauge
 	plan     forecast.Plan // as it is in the peak
 	passed   int           // steps of a length it is known to have passed
-	bill     bill
+	bill     order.Bill
 }
 
 func (e *slot) held() int { return e.prompt + e.out }
@@ -115,7 +116,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	}
 	i, e := s.take()
 	*e = slot{
-		gen: e.gen, used: true, stream: r.Stream, cold: s.speed.firsts == 0, begin: t,
+		gen: e.gen, used: true, stream: r.Stream, cold: !s.speed.Warm(), begin: t,
 		prompt: r.prompt(), seqs: r.seqs(), expected: r.expected(), limit: clamp(r.MaxTokens, 0, maxTokens), class: r.Class, model: r.Model,
 	}
 	s.live++
@@ -125,8 +126,8 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	s.liveSeqs += e.seqs
 	s.credit += e.prompt
 	e.ahead = s.pendTokens
-	if !e.stream && s.speed.known() {
-		e.guess = t + s.speed.predict(e.ahead)
+	if !e.stream && s.speed.Known() {
+		e.guess = t + s.speed.Predict(e.ahead)
 	}
 	s.flow.roll(t, s.closed)
 	e.plan = s.plan(e)
@@ -134,7 +135,8 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	s.prompts += promptGain * (float64(r.prompt()) - s.prompts)
 	s.works += promptGain * (float64(e.prompt+e.expected) - s.works)
 	s.flow.started(e.prompt + e.expected)
-	s.enter(t, r, e)
+	h := s.head(t, r)
+	e.bill = s.queue.Enter(t, &h)
 	return Slot(uint64(e.gen)<<32 | uint64(i+1))
 }
 
@@ -184,7 +186,7 @@ func (s *State) correct(e *slot, prompt int) {
 	} else {
 		s.credit += d
 	}
-	s.grown(e)
+	s.queue.Grow(&e.bill, e.prompt, e.out, e.expected)
 }
 
 func (s *State) grow(e *slot, out int) {
@@ -192,12 +194,12 @@ func (s *State) grow(e *slot, out int) {
 	e.out = out
 	s.liveTokens += d
 	s.credit += d
-	s.grown(e)
+	s.queue.Grow(&e.bill, e.prompt, e.out, e.expected)
 }
 
 // learn takes a first token, or the end of a plain answer less its decode time.
 func (s *State) learn(t time.Duration, e *slot) {
-	s.speed.firsts++
+	s.speed.First()
 	took := t - e.begin
 	if !e.stream && e.out > 0 {
 		if s.step == 0 {
@@ -206,7 +208,7 @@ func (s *State) learn(t time.Duration, e *slot) {
 		took = max(took-time.Duration(e.out/e.seqs)*s.step, 0)
 	}
 	if !e.cold {
-		s.speed.learn(e.ahead, took)
+		s.speed.Learn(e.ahead, took)
 	}
 }
 
@@ -250,6 +252,16 @@ func (s *State) leave(t time.Duration, id Slot, freed bool) {
 		e.plan = s.plan(e)
 		s.peak.Add(&e.plan)
 	}
+}
+
+// exit settles the books: a prompt that has no first token counts as far as it can be
+// computed by now.
+func (s *State) exit(t time.Duration, e *slot) {
+	prompt := e.prompt
+	if rate := s.speed.Rate(); !e.begun && rate > 0 {
+		prompt = min(prompt, int(rate*(t-e.begin).Seconds()))
+	}
+	s.queue.Exit(&e.bill, prompt, e.out)
 }
 
 // settle brings the ledger up to a sample that shows what happened until seen:

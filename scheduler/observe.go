@@ -36,7 +36,7 @@ func (s *State) Observe(now time.Time, p Sample) {
 		s.probeEvery, s.probeAt = probeFirst, 0
 	}
 	if p.Restarted {
-		s.speed.restart()
+		s.speed.Restart()
 		s.seats = 0
 		s.closed = false
 	}
@@ -54,6 +54,7 @@ func (s *State) Observe(now time.Time, p Sample) {
 		s.step += time.Duration(stepGain * float64(p.StepTime-s.step))
 	}
 	s.sample, s.sampled, s.have = p, at, true
+	s.queue.SetKVTokens(p.KVTokens)
 
 	asked := s.since(p.Asked)
 	if p.Asked.IsZero() || asked > at {
@@ -63,7 +64,7 @@ func (s *State) Observe(now time.Time, p Sample) {
 	s.settle(t, asked-s.cfg.Visible)
 	s.latch()
 	s.flow.roll(t, s.closed)
-	s.relieve(t)
+	s.queue.Relieve(t)
 }
 
 // Condition says whether the engine can be judged and used: OK, Stale (both
@@ -91,10 +92,10 @@ func (s *State) condition(t time.Duration) reason.Reason {
 
 // patience is how long work may exist without any movement.
 func (s *State) patience() time.Duration {
-	if s.live > 0 && s.speed.firsts == 0 && s.sample.Tokens == 0 {
+	if s.live > 0 && !s.speed.Warm() && s.sample.Tokens == 0 {
 		return stuckFirst
 	}
-	return max(stuckAfter, 3*s.speed.prefill(s.pendTokens))
+	return max(stuckAfter, 3*s.speed.Prefill(s.pendTokens))
 }
 
 // busy reports whether the gauges show work, ours or another client's.

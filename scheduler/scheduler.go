@@ -10,6 +10,7 @@ import (
 
 	"penstock/reason"
 	"penstock/scheduler/forecast"
+	"penstock/scheduler/order"
 )
 
 // Action is what the caller does with a delivered head.
@@ -65,6 +66,18 @@ type Request struct {
 	Stream       bool          // a stream shows progress per token; a plain answer advances by step time
 	Aborted      bool          // the client is gone
 }
+
+// Tier is a class of requests: order.Tier.
+type Tier = order.Tier
+
+// MostTiers is how many tiers there may be.
+const MostTiers = order.MostTiers
+
+// ValidateTiers names the first tier and field that cannot work, its value and the fix.
+func ValidateTiers(tiers []Tier) error { return order.ValidateTiers(tiers) }
+
+// Rank is the place of the tier with this name; of one that is not known, the last.
+func Rank(tiers []Tier, name string) int { return order.Rank(tiers, name) }
 
 // The counts as the arithmetic may rely on them: not negative, and too small for
 // any sum to overflow.
@@ -186,7 +199,7 @@ func (c Config) Validate() error {
 	case c.Ready < 0:
 		return fmt.Errorf("scheduler: Ready is %d; set 0 (heads of any rank) or more", c.Ready)
 	}
-	return ValidateTiers(c.Tiers)
+	return order.ValidateTiers(c.Tiers)
 }
 
 // State is all that is known about one engine. It is not safe for concurrent use.
@@ -196,17 +209,15 @@ type State struct {
 	start time.Time
 
 	ledger
-	speed    speed
-	flow     flow
-	heads    heads
-	prompts  float64 // tokens of a prompt, EWMA over what was started
-	works    float64 // the same with the expected output
-	lengths  forecast.Lengths
-	peak     forecast.Peak
-	gauge    forecast.Gauge
-	steps    forecast.Steps
-	tiers    []tier
-	relieved time.Duration // when relief was last looked at
+	speed   forecast.Speed
+	flow    flow
+	prompts float64 // tokens of a prompt, EWMA over what was started
+	works   float64 // the same with the expected output
+	lengths forecast.Lengths
+	peak    forecast.Peak
+	gauge   forecast.Gauge
+	steps   forecast.Steps
+	queue   order.Queue
 
 	sample   Sample
 	sampled  time.Duration // of the last good sample
@@ -234,7 +245,7 @@ func New(cfg Config, start time.Time) (*State, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: forecast.NewLengths(), gauge: forecast.NewGauge(), tiers: newTiers(&cfg)}
+	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: forecast.NewLengths(), gauge: forecast.NewGauge(), queue: order.New(cfg.Tiers, cfg.SLOTTFT, cfg.SLOTPOT)}
 	s.slots = make([]slot, 0, firstSlots)
 	s.free = make([]uint32, 0, firstSlots)
 	return s, nil
@@ -249,6 +260,23 @@ func (s *State) SetMaxModelLen(tokens int) { s.maxLen = max(tokens, 0) }
 // SetPeers replaces the other engines that serve the same models. The slice is
 // copied; it allocates only when there are more than ever before.
 func (s *State) SetPeers(peers []Peer) { s.peers = append(s.peers[:0], peers...) }
+
+// SetTiers changes the tiers while requests run, for tiers that ValidateTiers has
+// passed; none = one, "default". See order.Queue.
+func (s *State) SetTiers(tiers []Tier) {
+	s.cfg.Tiers = tiers
+	s.queue.SetTiers(tiers, func(yield func(*order.Bill) bool) {
+		for i := range s.slots {
+			if !yield(&s.slots[i].bill) {
+				return
+			}
+		}
+	})
+}
+
+// SetBacklog tells how many requests of a tier wait for the engine's models, in all
+// lanes. The caller reads it about once a second.
+func (s *State) SetBacklog(tier, requests int) { s.queue.SetBacklog(tier, requests) }
 
 // since turns a time of the caller into the state's own.
 func (s *State) since(t time.Time) time.Duration { return t.Sub(s.start) }

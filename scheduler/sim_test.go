@@ -179,7 +179,7 @@ func (w *world) head(r Request) {
 		w.dropped++
 	case Hold:
 		if len(w.room) < 8 {
-			w.room = append(w.room, parked{r, w.now.Add(heldFor), v.After})
+			w.room = append(w.room, parked{r, w.now.Add(500 * time.Millisecond), v.After})
 			return
 		}
 		fallthrough

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"penstock/reason"
+	"penstock/scheduler/forecast"
 )
 
 func TestConfigNamesTheBadField(t *testing.T) {
@@ -120,17 +121,15 @@ func TestAnyOrderOfEvents(t *testing.T) {
 				s.SetBacklog(rapid.IntRange(-1, 3).Draw(t, "tier"), rapid.SampledFrom([]int{0, 6000, 20_000}).Draw(t, "n"))
 			},
 			"": func(t *rapid.T) {
-				inflight, tokens := make([]int, len(s.tiers)), make([]int, len(s.tiers))
+				inflight, tokens := 0, 0
 				for i := range s.slots {
 					if e := &s.slots[i]; e.used && !e.released {
-						inflight[e.bill.tier]++
-						tokens[e.bill.tier] += e.prompt + max(e.out, e.expected)
+						inflight++
+						tokens += e.prompt + max(e.out, e.expected)
 					}
 				}
-				for i := range s.tiers {
-					if c := &s.tiers[i]; c.inflight != inflight[i] || c.tokens != tokens[i] {
-						t.Fatalf("tier %s has %d requests of %d tokens, want %d of %d", c.Name, c.inflight, c.tokens, inflight[i], tokens[i])
-					}
+				if n, held := s.queue.Held(0); n != inflight || held != tokens {
+					t.Fatalf("the tier has %d requests of %d tokens, want %d of %d", n, held, inflight, tokens)
 				}
 				n := naive(&s.ledger)
 				if n.live != s.live || n.liveTokens != s.liveTokens || n.pendTokens != s.pendTokens || n.pendSeqs != s.pendSeqs || n.credit != s.credit {
@@ -152,41 +151,6 @@ func TestAnyOrderOfEvents(t *testing.T) {
 			t.Fatalf("at rest: %+v, %d of %d slots free", v, len(s.free), len(s.slots))
 		}
 	})
-}
-
-// The slope follows long prompts through a crowd of short ones, and a hiccup of
-// the engine neither closes the TTFT line nor slows it for long.
-func TestSpeed(t *testing.T) {
-	const rate = 20_000
-	took := func(tokens int) time.Duration {
-		return 15*time.Millisecond + time.Duration(tokens)*time.Second/rate
-	}
-	var v speed
-	for _, tokens := range []int{100, 4000, 2000} {
-		if v.known() {
-			t.Error("known before three first tokens")
-		}
-		v.learn(tokens, took(tokens))
-	}
-	for range 100 {
-		v.learn(50, took(50))
-	}
-	if got := v.rate(); got < 0.8*rate || got > 1.2*rate {
-		t.Errorf("rate is %.0f tokens/s, want about %d", got, rate)
-	}
-	v.learn(4000, 30*time.Second)
-	if got := v.predict(1000); got > time.Second {
-		t.Errorf("after one hiccup 1,000 tokens are predicted to take %s", got)
-	}
-	for range 200 {
-		v.learn(1000, took(1000))
-	}
-	if got, want := v.predict(1000), took(1000); got < want*9/10 || got > want*2 {
-		t.Errorf("1,000 tokens are predicted to take %s, want about %s", got, want)
-	}
-	if got, want := seconds(v.ttft.mean), took(1000); got < want*9/10 || got > want*2 {
-		t.Errorf("the row's first token is %s, want about %s", got, want)
-	}
 }
 
 // Only the first request of a process may compile: it teaches nothing.
@@ -242,7 +206,7 @@ func TestViewStart(t *testing.T) {
 		return s.View(now)
 	}
 	v := observe(0.90)
-	want := seconds(0.10 * 100_000 / v.DrainRate)
+	want := forecast.Seconds(0.10 * 100_000 / v.DrainRate)
 	if v.DrainRate == 0 || v.Start < want*95/100 || v.Start > want*105/100 {
 		t.Errorf("start in %s at %.0f tokens/s, want about %s", v.Start, v.DrainRate, want)
 	}
@@ -252,7 +216,7 @@ func TestViewStart(t *testing.T) {
 	for range 30 {
 		s.Reserve(now, &Request{PromptTokens: 1000, Stream: true})
 	}
-	if v, want = observe(0.10), s.speed.prefill(30_000); v.Start != want {
+	if v, want = observe(0.10), s.speed.Prefill(30_000); v.Start != want {
 		t.Errorf("start in %s with 30,000 prompt tokens pending, the gate is %s; want %s", v.Start, v.Gate, want)
 	}
 }

@@ -41,7 +41,7 @@ func (s *State) View(now time.Time) View {
 	v := View{
 		Condition: s.condition(t), KV: s.sample.KV, Running: s.sample.Running, Waiting: s.sample.Waiting,
 		KVTokens: s.sample.KVTokens, StepTime: s.step, Seats: s.seats, Credit: s.unshown(), Pending: s.pendTokens, PendingSeq: s.pendSeqs,
-		Relief: s.relieving(), Requests: s.live, Tokens: s.liveTokens, Prefill: s.speed.rate(), FirstToken: seconds(max(s.speed.ttft.mean, 0)),
+		Relief: s.queue.Relieving(), Requests: s.live, Tokens: s.liveTokens, Prefill: s.speed.Rate(), FirstToken: s.speed.Mean(),
 	}
 	if s.have {
 		v.SampleAge = max(t-s.sampled, 0)
@@ -57,11 +57,11 @@ func (s *State) View(now time.Time) View {
 	}
 	v.Freeness = max(int(free), 0)
 	if v.DrainRate = s.flow.drain(); v.DrainRate == 0 {
-		v.DrainRate = s.speed.rate() * s.works / max(s.prompts, 1e-9) // nothing can be taken faster than its prompt is computed
+		v.DrainRate = s.speed.Rate() * s.works / max(s.prompts, 1e-9) // nothing can be taken faster than its prompt is computed
 	}
 	v.Gate, _ = s.judge(now, t, &Request{PromptTokens: 1, Sequences: 1})
 	if v.Gate != reason.OK && v.DrainRate > 0 {
-		v.Start = max(seconds(max(-free, 0)/v.DrainRate), s.speed.prefill(v.Pending)) // what is missing holds prompts pending already
+		v.Start = max(forecast.Seconds(max(-free, 0)/v.DrainRate), s.speed.Prefill(v.Pending)) // what is missing holds prompts pending already
 	}
 	return v
 }

@@ -1,15 +1,18 @@
-package scheduler
+package order
 
-import "penstock/scheduler/fair"
+import (
+	"iter"
+
+	"penstock/scheduler/fair"
+)
 
 // SetTiers changes the tiers while requests run, for tiers that ValidateTiers has
 // passed; none = one, "default". A tier is known by its name: what runs and waits stays
 // in it, with its tenants' counters, wherever its place is now. What runs of a tier
 // that is gone counts in the last one and as nobody's there; its heads are forgotten
-// until they come again.
-func (s *State) SetTiers(tiers []Tier) {
-	s.cfg.Tiers = tiers
-	old, all := s.tiers, newTiers(&s.cfg)
+// until they come again. bills are all that there are.
+func (q *Queue) SetTiers(tiers []Tier, bills iter.Seq[*Bill]) {
+	old, all := q.tiers, newTiers(tiers, q.ttft, q.tpot)
 	to := make([]int, len(old)) // the new place of each
 	kept := make([]bool, len(old))
 	for i := range old {
@@ -26,21 +29,20 @@ func (s *State) SetTiers(tiers []Tier) {
 		into.tokens += from.tokens
 		into.old += from.old
 	}
-	for i := range s.slots {
-		b := &s.slots[i].bill
+	for b := range bills {
 		if !kept[b.tier] {
 			b.who = fair.Tenant{}
 		}
 		b.tier = to[b.tier]
 	}
-	for i := 0; i < s.heads.n; i++ {
-		e := &s.heads.list[i]
+	for i := 0; i < q.heads.n; i++ {
+		e := &q.heads.list[i]
 		if !kept[e.tier] {
-			s.heads.remove(i)
+			q.heads.remove(i)
 			i--
 			continue
 		}
 		e.tier = to[e.tier]
 	}
-	s.tiers = all
+	q.tiers = all
 }

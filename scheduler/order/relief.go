@@ -1,4 +1,4 @@
-package scheduler
+package order
 
 import "time"
 
@@ -23,31 +23,31 @@ type relief struct {
 
 // SetBacklog tells how many requests of a tier wait for the engine's models, in all
 // lanes. The caller reads it about once a second.
-func (s *State) SetBacklog(tier, requests int) {
-	if tier >= 0 && tier < len(s.tiers) {
-		s.tiers[tier].relief.backlog = requests
+func (q *Queue) SetBacklog(tier, requests int) {
+	if tier >= 0 && tier < len(q.tiers) {
+		q.tiers[tier].relief.backlog = requests
 	}
 }
 
-// relieve opens and closes relief. Decide, Pick and Observe call it.
-func (s *State) relieve(t time.Duration) {
-	if len(s.tiers) == 1 || t-s.relieved < reliefEvery {
+// Relieve opens and closes relief. Call it often.
+func (q *Queue) Relieve(t time.Duration) {
+	if len(q.tiers) == 1 || t-q.relieved < reliefEvery {
 		return
 	}
-	s.relieved = t
-	before, k := 0, float64(s.sample.KVTokens) // tokens of the tiers before
-	waits, old := MostTiers, uint(0)           // the first tier with a head that waits for room; tiers with an old one
-	for i := range s.heads.list[:s.heads.n] {
-		e := &s.heads.list[i]
-		if e.room && t <= e.back {
+	q.relieved = t
+	before, k := 0, float64(q.kv)    // tokens of the tiers before
+	waits, old := MostTiers, uint(0) // the first tier with a head that waits for room; tiers with an old one
+	for i := range q.heads.list[:q.heads.n] {
+		e := &q.heads.list[i]
+		if e.Room && t <= e.Back {
 			waits = min(waits, e.tier)
 		}
-		if age := s.tiers[e.tier].Age; age > 0 && t-e.opened > age && t-e.seen <= seenFor {
+		if age := q.tiers[e.tier].Age; age > 0 && t-e.opened > age && t-e.seen <= seenFor {
 			old |= 1 << e.tier
 		}
 	}
-	for i := range s.tiers {
-		c := &s.tiers[i]
+	for i := range q.tiers {
+		c := &q.tiers[i]
 		left := i > 0 && k > 0 && waits >= i && (c.relief.on || float64(before) <= (1-reliefIdle)*k)
 		if left && !c.relief.left {
 			c.relief.quiet = t
@@ -73,10 +73,10 @@ func (c *tier) full(n, k int) bool {
 	return ceiling < 1 && k > 0 && c.inflight >= least && float64(c.tokens+n) > ceiling*float64(k)
 }
 
-// relieving has a bit for each tier that has relief, 1 << its place.
-func (s *State) relieving() (bits uint16) {
-	for i := range s.tiers {
-		if s.tiers[i].relief.on {
+// Relieving has a bit for each tier that has relief, 1 << its place.
+func (q *Queue) Relieving() (bits uint16) {
+	for i := range q.tiers {
+		if q.tiers[i].relief.on {
 			bits |= 1 << i
 		}
 	}
