@@ -194,7 +194,7 @@ func (f *Filter) Lane(p *Policy, d Decision, r *Request) lane.Key {
 // case, without white space around it.
 func (f *Filter) Passes(answer string) bool {
 	if len(f.passes) > 0 {
-		return anyMatch(f.passes, answer)
+		return answer != "" && anyMatch(f.passes, answer)
 	}
 	return answer != "" && !anyMatch(f.stops, answer)
 }

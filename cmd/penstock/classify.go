@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock/cost"
+	"penstock/gateway"
 	"penstock/gateway/openai"
 	"penstock/policy"
 	"penstock/quota"
@@ -41,6 +42,16 @@ type classified struct {
 	Prompt     int            `json:"prompt_tokens"` // estimated
 	Limits     []string       `json:"limits"`
 	Limit      policy.Lane    `json:"lane_limits"`
+	Filters    []hop          `json:"filters"`   // lanes it goes through first
+	Reroutes   []hop          `json:"reroutes"`  // where it goes that its lane does not serve; one of them, once
+	Downgrade  *hop           `json:"downgrade"` // where it goes that its lane is too full for; null: nowhere
+}
+
+// hop is a lane beside the request's own.
+type hop struct {
+	On   string `json:"on,omitempty"` // what sends it there
+	By   string `json:"by"`           // the filter, the reroute, or who allows the downgrade
+	Lane string `json:"lane"`
 }
 
 func newClassify() *cobra.Command {
@@ -134,7 +145,7 @@ func classify(p *policy.Policy, headers http.Header, path, kind string, body []b
 	c := &classified{
 		APIVersion: "penstock/v1", Policy: p.Hash, Outcome: d.Reason, Tenant: who.Name, Rules: p.Explain(r), Rule: p.RuleName(d.Rule),
 		Tier: d.Lane.Tier, TierBy: d.TierBy.String(), Capped: d.Capped, Type: d.Lane.Type, Model: d.Lane.Model, ModelBy: d.ModelBy.String(),
-		Pool: d.Lane.Pool, Lane: d.Lane.String(), Prompt: prompt, Limits: []string{},
+		Pool: d.Lane.Pool, Lane: d.Lane.String(), Prompt: prompt, Limits: []string{}, Filters: []hop{}, Reroutes: []hop{},
 	}
 	if d.Reason != reason.OK {
 		return c, nil
@@ -143,7 +154,31 @@ func classify(p *policy.Policy, headers http.Header, path, kind string, body []b
 	for _, l := range p.Limits(nil, &who, d.Lane.Model, d.Tier) {
 		c.Limits = append(c.Limits, limitText(&l))
 	}
-	return c, nil
+	return c, c.onward(p, r, d)
+}
+
+// onward says which other lanes the request may come to.
+func (c *classified) onward(p *policy.Policy, r *policy.Request, d policy.Decision) error {
+	for _, f := range p.Filters(r) {
+		c.Filters = append(c.Filters, hop{By: f.Name, Lane: f.Lane(p, d, r).String()})
+	}
+	for _, trouble := range p.Troubles() {
+		if name, to, ok := p.Reroute(d, trouble, r); ok {
+			c.Reroutes = append(c.Reroutes, hop{trouble.String(), name, to.Lane.String()})
+		}
+	}
+	wish, wrong := gateway.ParseWish(r.Headers)
+	if wrong != "" {
+		return usage("%s A gateway answers 400", wrong)
+	}
+	if to, ok := p.Downgrade(d, r.Tenant, wish); ok {
+		by := "the tenant"
+		if wish == policy.MayDowngrade {
+			by = "the header x-penstock-downgrade"
+		}
+		c.Downgrade = &hop{"server_is_overloaded, lane_full", by, to.Lane.String()}
+	}
+	return nil
 }
 
 // limitText is a quota in words.
@@ -186,6 +221,15 @@ func (c *classified) write(w io.Writer) error {
 	row(t, "most requests", most(float64(c.Limit.MaxRequests)), "of the lane that wait and run")
 	for _, l := range c.Limits {
 		row(t, "quota", l, "")
+	}
+	for _, f := range c.Filters {
+		row(t, "first", f.Lane, "by the filter "+f.By)
+	}
+	for _, h := range c.Reroutes {
+		row(t, "on "+h.On, h.Lane, "by the reroute "+h.By)
+	}
+	if c.Downgrade != nil {
+		row(t, "where it is full", c.Downgrade.Lane, "allowed by "+c.Downgrade.By)
 	}
 	return t.Flush()
 }
