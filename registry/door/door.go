@@ -107,7 +107,7 @@ func (d *Door) model(name string, now time.Time) *model {
 func (m *model) class(tier string, rank int) *class {
 	c := m.classes[tier]
 	if c == nil {
-		c = &class{}
+		c = &class{places: places{turns: map[lane.Key]time.Duration{}}}
 		m.classes[tier] = c
 	}
 	c.rank = rank
@@ -154,7 +154,7 @@ func (d *Door) Judge(v *Visitor, now time.Time) (registry.Admission, Forecast) {
 	switch {
 	case v.Full:
 		a.Reason, a.RetryAfter = reason.LaneFull, Told(excess, v.ID)
-	case ahead.Requests == 0, excess <= 0 && (returned || excess+seconds(m.soon(c.rank, at, v.Limit/2)/rate) <= 0):
+	case ahead.Requests == 0, excess <= 0 && (returned || excess+seconds(m.soon(c, v, rate, at)/rate) <= 0):
 		// Nobody is refused an idle engine. A newcomer leaves the room of those who
 		// are due while half of what it sees is worked off.
 	default:
@@ -183,26 +183,60 @@ func (m *model) ahead(rank int, v *Visitor) Share {
 	return Share{min(all.Requests, fair.Requests), min(all.Tokens, fair.Tokens)}
 }
 
-// soon is the work of this and higher tiers likely to come back before at + ahead.
-func (m *model) soon(rank int, at, ahead time.Duration) (tokens float64) {
-	for _, c := range m.classes {
-		if c.rank <= rank {
-			tokens += c.places.soon(at, ahead)
+// soon is the work likely to come back while half of what the visitor sees is worked
+// off: of this and higher tiers, but no more than fits beside its lane's fair turns.
+func (m *model) soon(c *class, v *Visitor, rate float64, at time.Duration) float64 {
+	all, lanes, ahead := 0.0, 0, min(v.Limit/2, maxRetry)
+	for _, other := range m.classes {
+		if other.rank <= c.rank {
+			all += other.places.soon(at, ahead)
+			lanes += len(other.places.turns)
 		}
 	}
-	return tokens
+	until, known := c.places.turns[v.Lane]
+	if known && lanes == 1 {
+		return all
+	}
+	return min(all, c.places.shown*rate*placesShare*min(max(until-at, 0), ahead).Seconds())
 }
 
-// keep finds the first moment from which on there is room for the visitor beside
-// all places kept already, counted from when the backlog is worked off far enough,
-// moves it to the whole second the visitor is told, and keeps the place.
+// keep finds the moment from which on there is room for the visitor, counted from when
+// the backlog is worked off far enough, moves it to the whole second the visitor is
+// told, and keeps the place. There is room beside all places kept already, or, where
+// that is sooner, when its lane has its turn among the lanes that have places.
 func (m *model) keep(c *class, v *Visitor, rate float64, excess, at time.Duration) (retry time.Duration, kept bool) {
-	free, ok := m.firstFree(c.rank, v.Tokens, rate*placesShare, at, excess)
-	if !ok {
+	rate *= placesShare
+	free := m.firstFree(c.rank, v.Tokens, rate, at, excess)
+	if turn := m.turn(c, v, rate, excess, at); turn < free {
+		free = turn
+	}
+	if free >= maxRetry {
 		return maxRetry, false
 	}
 	retry = Told(free, v.ID)
+	if _, known := c.places.turns[v.Lane]; known || len(c.places.turns) < turnsMost {
+		c.places.turns[v.Lane] = at + free
+	}
 	return retry, c.places.keep(at+retry, v.Fingerprint, v.Tokens)
+}
+
+// turn is when the visitor's lane has had its places and this one, each lane that has
+// some getting as much. Alone it shares with nobody and has the places that are free.
+func (m *model) turn(c *class, v *Visitor, rate float64, excess, at time.Duration) time.Duration {
+	lanes := 0
+	for _, other := range m.classes {
+		if other.rank <= c.rank {
+			lanes += len(other.places.turns)
+		}
+	}
+	until, known := c.places.turns[v.Lane]
+	if !known {
+		lanes++
+	}
+	if lanes == 1 || len(c.places.turns) >= turnsMost {
+		return maxRetry
+	}
+	return max(excess, until-at) + seconds(float64(lanes*v.Tokens)/rate)
 }
 
 // drain is the model's rate: as reported, smoothed; for 30 s the last known; then

@@ -3,6 +3,8 @@ package door
 import (
 	"slices"
 	"time"
+
+	"penstock/lane"
 )
 
 const (
@@ -21,14 +23,18 @@ const (
 	// placesShare of the drain rate is promised; the rest is left to newcomers and
 	// to forecasts that were wrong.
 	placesShare = 0.7
+	// turnsMost bounds the lanes whose turns are remembered; those of more take the
+	// places that are left.
+	turnsMost = 4096
 )
 
 // places is what refused clients were told: how much work is due back when, and
 // whose. A ring of slots, the past ones cleared on the way; 20 KiB.
 type places struct {
 	ring   [slots]due
-	oldest int64   // the slot of the ring that is cleared next
-	shown  float64 // how often a place is taken, EWMA
+	turns  map[lane.Key]time.Duration // until when each lane's fair share is promised; bounded by turnsMost
+	oldest int64                      // the slot of the ring that is cleared next
+	shown  float64                    // how often a place is taken, EWMA
 }
 
 type due struct {
@@ -36,15 +42,23 @@ type due struct {
 	whose  []uint64 // fingerprints
 }
 
-// pass forgets the places nobody came for.
+// pass forgets the places nobody came for, and turns that are over.
 func (p *places) pass(at time.Duration) {
 	past := int64((at - placeGrace) / slot)
+	if p.oldest >= past {
+		return
+	}
 	for p.oldest = max(p.oldest, past-slots); p.oldest < past; p.oldest++ {
 		d := &p.ring[p.oldest%slots]
 		for range d.whose {
 			p.shown -= shownGain * p.shown
 		}
 		*d = due{}
+	}
+	for k, until := range p.turns {
+		if until <= at {
+			delete(p.turns, k)
+		}
 	}
 }
 
@@ -86,8 +100,8 @@ func (p *places) take(at time.Duration, fingerprint uint64) bool {
 
 // firstFree is the shortest time from which on there is always room for tokens
 // more, beside all places kept by this and higher tiers: room grows at rate from
-// free on. False: not within 60 s. Two passes over the ring.
-func (m *model) firstFree(rank, tokens int, rate float64, at, free time.Duration) (time.Duration, bool) {
+// free on; maxRetry if not within 60 s. Two passes over the ring.
+func (m *model) firstFree(rank, tokens int, rate float64, at, free time.Duration) time.Duration {
 	first := int64(at/slot) + 1
 	last := first + int64(maxRetry/slot) - 1
 	var classes []*class
@@ -107,5 +121,8 @@ func (m *model) firstFree(rank, tokens int, rate float64, at, free time.Duration
 			kept -= c.places.ring[s%slots].tokens
 		}
 	}
-	return time.Duration(s+1)*slot - at, s < last
+	if s == last {
+		return maxRetry
+	}
+	return time.Duration(s+1)*slot - at
 }

@@ -105,6 +105,7 @@ func constants(cfg *Config) string {
 		{"PLACES_SHARE", 0.7}, // of the drain rate is promised
 		{"PLACE_GRACE", 2000}, // how long after its moment a place can be taken
 		{"SLOT_PLACES", 128},  // places by fingerprint that one slot remembers
+		{"TURNS_MOST", 4096},  // lanes whose turns are remembered
 		{"SLOT", ms(placesSlot)},
 		{"RETRY_LEAST", ms(minRetry)},
 		{"RETRY_MOST", ms(maxRetry)},

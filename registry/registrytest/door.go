@@ -123,6 +123,31 @@ func testPlace(r *rig) {
 	}
 }
 
+// testFairPlace: a lane that was refused ever so often leaves others their turn.
+func testFairPlace(r *rig) {
+	light := chat
+	light.Tenant = "b"
+	for i := range 4 {
+		r.visit(chat, strconv.Itoa(i), time.Minute)
+	}
+	for i := range 200 {
+		r.visit(chat, "r"+strconv.Itoa(i), time.Second)
+	}
+	// One turn of another lane is 1 s, 0.5 s are allowed: 0.5 s too long, and 200 tokens
+	// of two lanes, at 0.7 of the rate, are 2.9 s more; for the next one, twice.
+	for i, most := range []time.Duration{5 * time.Second, 8 * time.Second} {
+		a := r.visit(light, "l"+strconv.Itoa(i), time.Second/2)
+		if a.Reason != reason.Overloaded || !a.Kept || a.RetryAfter < most-2*time.Second || a.RetryAfter > most {
+			r.Errorf("refusal %d of a light lane behind 200 of a heavy one: %+v, want at most %v and a place", i, a, most)
+		}
+	}
+	for i := range 3 {
+		if a := r.visit(chat, "x"+strconv.Itoa(i), time.Second); a.RetryAfter != time.Minute || i == 2 && a.Kept {
+			r.Errorf("the heavy lane's next: %+v, want 60 s, and soon no place", a)
+		}
+	}
+}
+
 func testRate(r *rig) {
 	r.visit(chat, "0", time.Minute)
 	r.visit(chat, "1", time.Minute)

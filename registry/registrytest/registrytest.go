@@ -88,6 +88,7 @@ func Run(t *testing.T, with With) {
 		{"the door refuses what cannot start in time", testDoor},
 		{"tiers and lanes wait for their own", testFairDoor},
 		{"a place is kept for who comes back", testPlace},
+		{"a lane's refusals do not take others' places", testFairPlace},
 		{"the drain rate is remembered", testRate},
 		{"what comes seldom says little of the rate", testUnderload},
 		{"every limit has room or none is taken", testLimits},

@@ -9,6 +9,7 @@
 --   due:<class>        hash  slot -> tokens told to come back in it, and <slot>n ->
 --                            places among them that can be known by their fingerprint
 --   due:<class>:<fp>   zset  refused ids of a fingerprint, by slot
+--   turns:<class>      zset  lanes, by until when each one's fair share is promised
 
 local function read(key)
   local flat, fields = call('HGETALL', key), {}
@@ -120,15 +121,53 @@ local function take(m, tier, fingerprint)
   return true
 end
 
--- soon is the work likely to come back before now + ms.
-local function soon(m, rank, ms)
-  for _, c in pairs(m.tiers) do
-    if c.k <= rank and c.v > 0 then
-      local _, tokens = read_due(m, rank, ms)
-      return tokens
+local function turns_key(tier, model) return P .. 'turns:' .. #tier .. ':' .. tier .. ':' .. model end
+
+-- read_turns is how many lanes of this and higher tiers have places, until when the
+-- visitor's share is promised (nil = it has none), and the lanes of its own class.
+local function read_turns(m, v)
+  local lanes, class = 0, 0
+  for tier, c in pairs(m.tiers) do
+    if c.k <= v.rank then
+      local n = call('ZCOUNT', turns_key(tier, m.name), '(' .. now, '+inf')
+      lanes = lanes + n
+      if tier == v.tier then class = n end
     end
   end
-  return 0
+  local till = tonumber(call('ZSCORE', turns_key(v.tier, m.name), v.lane) or 0)
+  return lanes, till > now and till or nil, class
+end
+
+-- soon is the work likely to come back while half of what the visitor sees is worked
+-- off: of this and higher tiers, but no more than fits beside its lane's fair turns.
+local function soon(m, v, rate)
+  local some = false
+  for _, c in pairs(m.tiers) do some = some or (c.k <= v.rank and c.v > 0) end
+  if not some then return 0 end
+  local ms = math.min(v.limit / 2, RETRY_MOST)
+  local _, all = read_due(m, v.rank, ms)
+  local lanes, till = read_turns(m, v)
+  if till and lanes == 1 then return all end
+  return math.min(all, m.tiers[v.tier].v * rate * PLACES_SHARE * math.min((till or now) - now, ms) / 1000)
+end
+
+-- turn is when the visitor's lane has had its places and this one, each lane that has
+-- some getting as much. Alone it shares with nobody and has the places that are free.
+local function turn(m, v, rate, excess)
+  local lanes, till, class = read_turns(m, v)
+  if not till then lanes = lanes + 1 end
+  if lanes == 1 or class >= TURNS_MOST then return RETRY_MOST end
+  return math.max(excess, (till or 0) - now) + lanes * v.tokens / rate * 1000
+end
+
+-- promise_turn remembers that the visitor's lane has its share until "till".
+local function promise_turn(m, v, till)
+  local key = turns_key(v.tier, m.name)
+  call('ZREMRANGEBYSCORE', key, '-inf', now)
+  if call('ZCARD', key) < TURNS_MOST or call('ZSCORE', key, v.lane) then
+    call('ZADD', key, till, v.lane)
+    call('PEXPIRE', key, HOLD)
+  end
 end
 
 -- told is when to come back, in ms: ms with the id's spread of up to a quarter, up to a
@@ -138,20 +177,25 @@ local function told(ms, spread)
   return math.min(math.ceil(ms * spread / 1000) * 1000, RETRY_MOST)
 end
 
--- keep finds the first moment from which on there is always room for the visitor
--- beside all places kept already, room growing at rate from "free" on, and keeps it.
-local function keep(m, v, rate, free)
+-- keep finds the moment from which on there is room for the visitor, room growing at
+-- rate from "excess" on, and keeps it: beside all places kept already, or, where that is
+-- sooner, when its lane has its turn among the lanes that have places.
+local function keep(m, v, rate, excess)
+  rate = rate * PLACES_SHARE
   local first = math.floor(now / SLOT) + 1
   local last = first + RETRY_MOST / SLOT - 1
   local due, kept = read_due(m, v.rank, 0), v.tokens
   for slot = first, last do kept = kept + (due[slot] or 0) end
   local slot = last
-  while slot >= first and kept <= rate * PLACES_SHARE * (slot * SLOT - now - free) / 1000 do
+  while slot >= first and kept <= rate * (slot * SLOT - now - excess) / 1000 do
     kept = kept - (due[slot] or 0)
     slot = slot - 1
   end
-  if slot >= last then return RETRY_MOST, false end
-  local retry = told((slot + 1) * SLOT - now, v.spread)
+  local free = slot < last and (slot + 1) * SLOT - now or RETRY_MOST
+  free = math.min(free, turn(m, v, rate, excess))
+  if free >= RETRY_MOST then return RETRY_MOST, false end
+  promise_turn(m, v, now + free)
+  local retry = told(free, v.spread)
   local key, at = due_key(v.tier, m.name), math.floor((now + retry) / SLOT)
   call('HINCRBY', key, at, v.tokens)
   call('PEXPIRE', key, HOLD)
@@ -176,7 +220,7 @@ local function judge(m, lane, v, full)
   if full then return { 'lane_full', wait, requests, told(excess, v.spread), 0 }, wait end
   -- Nobody is refused an idle engine. A newcomer leaves the room of those who are due
   -- while half of what it sees is worked off.
-  if requests == 0 or (excess <= 0 and (returned or excess + soon(m, v.rank, v.limit / 2) / rate * 1000 <= 0)) then
+  if requests == 0 or (excess <= 0 and (returned or excess + soon(m, v, rate) / rate * 1000 <= 0)) then
     return { 'ok', wait, requests, 0, 0 }, wait
   end
   local retry, kept = keep(m, v, rate, excess)

@@ -7,7 +7,7 @@
 local id, L, tier, rank, model = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local reply, deadline, tokens, bytes = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local v = {
-  id = id, tier = tier, rank = rank, tokens = tokens, limit = tonumber(ARGV[11]), fingerprint = ARGV[12],
+  id = id, lane = L, tier = tier, rank = rank, tokens = tokens, limit = tonumber(ARGV[11]), fingerprint = ARGV[12],
   rate = tonumber(ARGV[14]), spread = tonumber(ARGV[15]),
 }
 
