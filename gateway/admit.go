@@ -234,7 +234,7 @@ func (x *exchange) queue() *refusal {
 			return x.tooImpatient(timeout, inference)
 		}
 	}
-	if x.onward.former == nil && g.directory.relieved(p.Model, x.class.Tier, now) {
+	if x.onward.filter == nil && x.onward.former == nil && g.directory.relieved(p.Model, x.class.Tier, now) {
 		x.limits.relieve(x.maxDeadline())
 	}
 	m := &queue.Message{

@@ -80,8 +80,16 @@ filters:
 		answer string
 		passes bool
 	}{
-		{0, "safe", true}, {0, "safe\n", true}, {0, "ok", true}, {0, "okay", false}, {0, "unsafe\ns1", false}, {0, "", false},
-		{1, "unsafe", false}, {1, "this is unsafe.", false}, {1, "safe", true}, {1, "", false},
+		{0, "safe", true},
+		{0, "safe: s0", true},
+		{0, "ok", true},
+		{0, "okay", false},
+		{0, "unsafe\ns1", false},
+		{0, "", false},
+		{1, "unsafe", false},
+		{1, "this is unsafe.", false},
+		{1, "safe", true},
+		{1, "", false},
 	} {
 		if got := all[c.filter].Passes(c.answer); got != c.passes {
 			t.Errorf("%s lets %q pass: %v", all[c.filter].Name, c.answer, got)
