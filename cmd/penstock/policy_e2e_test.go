@@ -20,14 +20,14 @@ import (
 
 // TestRealPolicyReloads writes 1,000 policies to a real Redis, each once the one before
 // is in force, while clients of three tiers send: every request is answered whole, none
-// is told that its tier is not known, and nothing runs or waits at the end. Then Redis
-// forgets the key, and the last policy stays.
+// is told that its tier is not known, no lane runs more than the largest of its limits, and
+// nothing runs or waits at the end. Then Redis forgets the key, and the last policy stays.
 func TestRealPolicyReloads(t *testing.T) {
 	addr := os.Getenv("E2E_REDIS")
 	if addr == "" {
 		t.Fatal("E2E_REDIS is not set: start one with scripts/redis start and give host:port")
 	}
-	const reloads, clients = 1000, 6
+	const reloads, clients, most = 1000, 24, 4 // most: the largest concurrency of a lane in any of the policies
 	back := backends{}
 	if err := back.redis(addr, "", ""); err != nil {
 		t.Fatal(err)
@@ -45,17 +45,16 @@ func TestRealPolicyReloads(t *testing.T) {
 	var old []byte
 	text := func(i int) []byte {
 		extra := []string{"", ", {name: more}"}[i%2]
-		return fmt.Appendf(nil, "# %d\ntiers: [{name: vip}, {name: normal}%s, {name: trial}]\nlanes: {default: {concurrency: %d}}\n", i, extra, 1+i%4)
+		return fmt.Appendf(nil, "# %d\ntiers: [{name: vip}, {name: normal}%s, {name: trial}]\nlanes: {default: {concurrency: %d}}\n", i, extra, 1+i%most)
 	}
 	push := func(i int) {
 		t.Helper()
-		next := text(i)
+		next, before := text(i), p.policies.Current().Hash
 		if err := at.Replace(t.Context(), old, next); err != nil {
 			t.Fatal(err)
 		}
 		old = next
-		want := fmt.Sprint(p.policies.Current().Hash)
-		p.until(fmt.Sprintf("policy %d", i), func() bool { return p.policies.Current().Hash != want })
+		p.until(fmt.Sprintf("policy %d", i), func() bool { return p.policies.Current().Hash != before })
 	}
 	push(0)
 	var over atomic.Bool
@@ -75,8 +74,14 @@ func TestRealPolicyReloads(t *testing.T) {
 		})
 	}
 	began := time.Now()
+	peak := 0.0
 	for i := 1; i <= reloads; i++ {
 		push(i)
+		if i%10 == 0 {
+			for _, tier := range []string{"vip", "normal", "trial"} {
+				peak = max(peak, p.metric("penstock_lane_permits", "state=used", "tier="+tier))
+			}
+		}
 	}
 	took := time.Since(began)
 	over.Store(true)
@@ -92,6 +97,9 @@ func TestRealPolicyReloads(t *testing.T) {
 	if n := answered.Load(); changed != reloads+1 || n < reloads/10 {
 		t.Errorf("%d policies were in force, %d requests answered; want %d and a tenth of that", changed, n, reloads+1)
 	}
+	if peak > most || peak < 2 {
+		t.Errorf("up to %v ran in a lane, want more than one and at most %d", peak, most)
+	}
 	last := p.policies.Current()
 	raw.Del(t.Context(), back.policy.Key)
 	raw.Publish(t.Context(), back.policy.Key, "")
@@ -99,5 +107,5 @@ func TestRealPolicyReloads(t *testing.T) {
 	if p.policies.Current() != last {
 		t.Error("a key that is gone took the policy with it")
 	}
-	t.Logf("%d reloads in %v, %d requests answered", reloads, took.Round(time.Millisecond), answered.Load())
+	t.Logf("%d reloads in %v, %d requests answered, %v at once in a lane", reloads, took.Round(time.Millisecond), answered.Load(), peak)
 }

@@ -5,7 +5,11 @@ package redis
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -43,6 +47,33 @@ func TestRealConformance(t *testing.T) {
 			Remove: func() { say(raw.Del(ctx, k.cfg.Key).Err()) },
 		}
 	})
+}
+
+// TestRealReplaceSecure: over TLS, as the user that scripts/redis makes, who may do what
+// penstock needs.
+func TestRealReplaceSecure(t *testing.T) {
+	addr, dir := os.Getenv("E2E_REDIS_TLS"), os.Getenv("E2E_REDIS_SECURE")
+	if addr == "" || dir == "" {
+		t.Skip("E2E_REDIS_TLS and E2E_REDIS_SECURE are not set: scripts/e2e does")
+	}
+	pem, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	password, err := os.ReadFile(filepath.Join(dir, "penstock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{Addr: addr, Username: "penstock", Password: strings.TrimSpace(string(password)), Key: DefaultKey + rand.Text(), TLS: &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}}
+	cfg.TLS.RootCAs.AppendCertsFromPEM(pem)
+	k, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	raw := goredis.NewClient(&goredis.Options{Addr: addr, Username: cfg.Username, Password: cfg.Password, TLSConfig: cfg.TLS, Protocol: 2})
+	defer k.client.Del(context.Background(), cfg.Key)
+	replaces(t, k, raw)
 }
 
 func TestRealReplace(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -294,7 +295,7 @@ func whole(t *testing.T, s Stage) {
 	r := run(t, s, source.Config{})
 	stop := make(chan struct{})
 	var readers sync.WaitGroup
-	for range 4 {
+	for range 2 {
 		readers.Go(func() {
 			for {
 				select {
@@ -308,6 +309,7 @@ func whole(t *testing.T, s Stage) {
 					return
 				}
 				_ = r.State()
+				runtime.Gosched()
 			}
 		})
 	}
