@@ -129,7 +129,8 @@ func (p *push) run(ctx context.Context, file string, at store) error {
 	if old == nil {
 		_, _ = fmt.Fprintf(p.out, "%v has no policy yet\n", at)
 	}
-	_, _ = p.out.Write(diff.Diff(at.String(), old, file, text))
+	_, changes, _ := bytes.Cut(diff.Diff(at.String(), old, file, text), []byte("\n")) // the first line repeats the names
+	_, _ = p.out.Write(changes)
 	if p.dry {
 		_, err := fmt.Fprintf(p.out, "hash %s; nothing is written (--dry-run)\n", parsed.Hash)
 		return err

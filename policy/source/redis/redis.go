@@ -26,7 +26,7 @@ const (
 	// rereadEvery is how long a lost message goes unnoticed.
 	rereadEvery = 10 * time.Second
 	// retryEvery is between two tries to listen while Redis is away.
-	retryEvery = time.Second
+	retryEvery = 250 * time.Millisecond
 	// answerWithin bounds one answer.
 	answerWithin = 2 * time.Second
 )
