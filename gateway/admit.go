@@ -12,6 +12,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
 	"penstock/gateway/route"
 	"penstock/lane"
@@ -47,7 +48,7 @@ type exchange struct {
 	known     bool          // the directory knows the model
 	queued    bool          // it was put into its lane
 	told      *refusal      // how it was refused or failed; nil = it was not, or in the engine's words
-	waiter    *waiter
+	inbox     *inbox.Inbox
 	relay     relay
 }
 
@@ -89,11 +90,11 @@ func (x *exchange) lane() (again bool) {
 		x.refuse(f)
 		return false
 	}
-	x.waiter = newWaiter(x.request.Stream && x.onward.filter == nil, x.g.cfg.ClientBuffer, x.unhang)
-	x.g.waiters.put(x.id, x.waiter)
+	x.inbox = inbox.New(x.request.Stream && x.onward.filter == nil, x.g.cfg.ClientBuffer, x.unhang)
+	x.g.inboxes.Put(x.id, x.inbox)
 	defer func() {
-		x.g.waiters.remove(x.id)
-		x.waiter.close()
+		x.g.inboxes.Remove(x.id)
+		x.inbox.Close()
 	}()
 	if f := x.queue(); f != nil {
 		return x.turned(f)
@@ -106,7 +107,7 @@ func (x *exchange) lane() (again bool) {
 // client that was cut off must not get it: a proper end without [DONE] would look
 // like success.
 func (x *exchange) boundTail() {
-	if x.waiter == nil || !x.waiter.wasCut() {
+	if x.inbox == nil || !x.inbox.WasCut() {
 		_ = x.rc.SetWriteDeadline(time.Now().Add(x.g.cfg.WriteLimit))
 	}
 }
@@ -199,7 +200,7 @@ func (x *exchange) body() ([]byte, *refusal) {
 }
 
 // queue prices the request, opens its record and puts it into its lane, or
-// refuses. The waiter is registered: events may come before queue returns.
+// refuses. The inbox is there: events may come before queue returns.
 func (x *exchange) queue() *refusal {
 	g, key, p := x.g, x.class.Lane, &x.request
 	if x.onward.filter != nil {

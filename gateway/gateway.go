@@ -18,6 +18,7 @@ import (
 
 	"penstock/cost"
 	"penstock/fleet"
+	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
 	"penstock/lane"
 	"penstock/policy"
@@ -76,7 +77,7 @@ type Gateway struct {
 	deps      Deps
 	directory directory
 	prices    prices
-	waiters   *waiters
+	inboxes   *inbox.All
 	journal   journal
 	sends     sends
 	metrics   *metrics
@@ -130,7 +131,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		directory: directory{from: deps.Directory, rows: deps.Rows, rates: map[string]rate{}},
 		prices:    prices{estimate: estimate},
 		sends:     sends{next: map[lane.Key]time.Time{}},
-		waiters:   newWaiters(),
+		inboxes:   inbox.NewAll(),
 		journal:   journal{byReason: map[reason.Reason]*Failures{}},
 		reply:     newID(),
 		started:   time.Now(),
@@ -146,7 +147,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 }
 
 func (g *Gateway) openMailbox() (func(), error) {
-	closeMailbox, err := g.deps.OpenMailbox(g.reply, g.waiters.handle)
+	closeMailbox, err := g.deps.OpenMailbox(g.reply, g.inboxes.Handle)
 	state := "open"
 	if err != nil {
 		state = err.Error()

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"penstock/gateway/inbox"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/response"
@@ -36,7 +37,7 @@ type relay struct {
 	sent    bool      // status and headers are out
 	wrote   time.Time // last byte written
 	done    bool      // [DONE] is out
-	spare   []byte    // the next buffer for the waiter
+	spare   []byte    // the next buffer for the inbox
 	guard   *time.Timer
 
 	node          string
@@ -53,18 +54,18 @@ func (x *exchange) run() (again bool) {
 	if v.wrote.IsZero() {
 		v.wrote = x.arrived
 	}
-	v.spare = getBuffer()
+	v.spare = inbox.GetBuffer()
 	x.arm()
 	armed := x.due()
 	wake := time.NewTimer(time.Until(armed))
 	defer func() {
 		wake.Stop()
 		v.guard.Stop()
-		putBuffer(v.spare)
+		inbox.PutBuffer(v.spare)
 	}()
 	for over := false; !over; {
 		select {
-		case <-x.waiter.signal:
+		case <-x.inbox.Signal():
 			// Events mostly push the timers out; then the timer fires early and is
 			// set again, which is cheaper than setting it per token.
 			over = x.deliver()
@@ -85,47 +86,47 @@ func (x *exchange) run() (again bool) {
 	return x.onward.again
 }
 
-// arm makes the timer that bounds writes to the client while x.waiter is the request's.
+// arm makes the timer that bounds writes to the client while x.inbox is the request's.
 func (x *exchange) arm() {
-	x.relay.guard = time.AfterFunc(time.Hour, x.waiter.timedOut)
+	x.relay.guard = time.AfterFunc(time.Hour, x.inbox.TimedOut)
 	x.relay.guard.Stop()
 }
 
 // deliver passes on what has come.
 func (x *exchange) deliver() (over bool) {
 	v := &x.relay
-	b := x.waiter.take(v.spare)
+	b := x.inbox.Take(v.spare)
 	v.spare = nil
-	defer func() { v.spare = b.buf[:0] }()
+	defer func() { v.spare = b.Buf[:0] }()
 	now := time.Now()
-	if b.alive {
+	if b.Alive {
 		v.started, v.heard = true, now
 	}
-	if b.first {
-		v.node, v.tries, v.inQueue = b.node, b.tries, b.queued
+	if b.First {
+		v.node, v.tries, v.inQueue = b.Node, b.Tries, b.Queued
 	}
-	if len(b.buf) > 0 && x.request.Stream && x.onward.filter == nil && b.fate != slow {
+	if len(b.Buf) > 0 && x.request.Stream && x.onward.filter == nil && b.Fate != inbox.Slow {
 		if v.first.IsZero() {
 			v.first = now
 		}
 		v.latest = now
-		v.chunks += b.chunks
-		if !x.stream(b.buf) {
+		v.chunks += b.Chunks
+		if !x.stream(b.Buf) {
 			x.abandon()
 			return true
 		}
-		v.done = bytes.HasSuffix(b.buf, doneMark)
+		v.done = bytes.HasSuffix(b.Buf, doneMark)
 	}
-	switch b.fate {
-	case ended:
-		x.end(&b.end)
-	case lost:
+	switch b.Fate {
+	case inbox.Ended:
+		x.end(&b.End)
+	case inbox.Lost:
 		_, _ = x.cancel(false) // logged there; its owner is told again when it finishes
 		x.fail(&refusal{reason: reason.UpstreamLost})
-	case slow:
+	case inbox.Slow:
 		x.abandon()
 	}
-	return b.fate != open
+	return b.Fate != inbox.Open
 }
 
 // end gives the client what the terminal event says.
@@ -250,7 +251,7 @@ func (x *exchange) stream(b []byte) bool {
 	return err == nil
 }
 
-// unhang makes a write that hangs return. Called with the waiter's lock held, by
+// unhang makes a write that hangs return. Called with the inbox's lock held, by
 // any goroutine, never after the handler has returned.
 func (x *exchange) unhang() { _ = x.rc.SetWriteDeadline(time.Unix(1, 0)) }
 
@@ -376,7 +377,7 @@ func (x *exchange) abandon() {
 }
 
 func (x *exchange) whyGone() reason.Reason {
-	if x.waiter.wasCut() {
+	if x.inbox.WasCut() {
 		return reason.ClientSlow
 	}
 	return reason.ClientGone
@@ -386,7 +387,7 @@ func (x *exchange) whyGone() reason.Reason {
 // closed only its sending half) does not take what it got for a whole answer.
 func (x *exchange) hangUp() {
 	if x.relay.sent {
-		x.waiter.timedOut()
+		x.inbox.TimedOut()
 	} else {
 		x.w.WriteHeader(statusClientGone)
 	}

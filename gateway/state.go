@@ -95,9 +95,10 @@ type Row struct {
 // directory was not read within the last second it reads it, for at most
 // directoryWait.
 func (g *Gateway) DebugState() State {
-	s := State{Mailbox: Mailbox{Incarnation: g.reply, State: *g.mailState.Load()}, Requests: g.waiters.count()}
+	s := State{Mailbox: Mailbox{Incarnation: g.reply, State: *g.mailState.Load()}}
 	s.Ready, s.Why = g.Ready()
-	s.Requests.Open = int(g.open.Load())
+	n := g.inboxes.Count()
+	s.Requests = Requests{Open: int(g.open.Load()), Queued: n.Queued, Running: n.Running, Streaming: n.Streaming, Plain: n.Plain}
 	s.Requests.Arriving = max(s.Requests.Open-s.Requests.Queued-s.Requests.Running-s.Requests.Streaming, 0)
 	known, err := g.directory.read(context.Background(), directoryAge)
 	if err != nil {
@@ -185,33 +186,4 @@ func (g *Gateway) cause(e *registry.Engine, now time.Time) string {
 		now = e.Seen
 	}
 	return e.Why(now)
-}
-
-// count sorts the waiting requests by how far they are.
-func (ws *waiters) count() (n Requests) {
-	for i := range ws.shards {
-		s := &ws.shards[i]
-		s.mu.Lock()
-		for _, w := range s.m {
-			w.count(&n)
-		}
-		s.mu.Unlock()
-	}
-	return n
-}
-
-func (w *waiter) count(n *Requests) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case w.bound != "":
-		n.Streaming++
-	case len(w.heard) > 0:
-		n.Running++
-	default:
-		n.Queued++
-	}
-	if !w.stream && w.bound == "" {
-		n.Plain++
-	}
 }
