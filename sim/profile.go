@@ -30,7 +30,7 @@ func (p *Profile) speed() (sum float64) {
 // engine is the i-th engine.
 func (p *Profile) engine(i int) engine.Config {
 	e := p.Engine
-	for _, d := range []*time.Duration{&e.Base, &e.PerPrefillToken, &e.PerSeq, &e.PerKVToken} {
+	for _, d := range []*time.Duration{&e.Base, &e.PerPrefillToken, &e.PerPrefillContext, &e.PerSeq, &e.PerKVToken} {
 		*d = time.Duration(float64(*d) / p.Speeds[i])
 	}
 	return e
@@ -82,20 +82,21 @@ func (p *Profile) read(name string) error {
 	}
 	e := &p.Engine
 	file := struct {
-		Engines          int           `yaml:"engines"`
-		Speeds           []float64     `yaml:"speeds"`
-		KVTokens         int           `yaml:"kv_tokens"`
-		BlockSize        int           `yaml:"block_size"`
-		MaxModelLen      int           `yaml:"max_model_len"`
-		MaxSeqs          int           `yaml:"max_num_seqs"`
-		MaxBatchedTokens int           `yaml:"max_num_batched_tokens"`
-		Step             time.Duration `yaml:"step"`
-		PerPrefillToken  time.Duration `yaml:"per_prefill_token"`
-		PerSequence      time.Duration `yaml:"per_sequence"`
-		PerKVToken       time.Duration `yaml:"per_kv_token"`
+		Engines           int           `yaml:"engines"`
+		Speeds            []float64     `yaml:"speeds"`
+		KVTokens          int           `yaml:"kv_tokens"`
+		BlockSize         int           `yaml:"block_size"`
+		MaxModelLen       int           `yaml:"max_model_len"`
+		MaxSeqs           int           `yaml:"max_num_seqs"`
+		MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"`
+		Step              time.Duration `yaml:"step"`
+		PerPrefillToken   time.Duration `yaml:"per_prefill_token"`
+		PerPrefillContext time.Duration `yaml:"per_prefill_context"`
+		PerSequence       time.Duration `yaml:"per_sequence"`
+		PerKVToken        time.Duration `yaml:"per_kv_token"`
 	}{
 		1, nil, e.Capacity(), e.BlockSize, 0, e.MaxSeqs, e.MaxBatchedTokens,
-		e.Base, e.PerPrefillToken, e.PerSeq, e.PerKVToken,
+		e.Base, e.PerPrefillToken, e.PerPrefillContext, e.PerSeq, e.PerKVToken,
 	}
 	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(&file); err != nil {
 		return fmt.Errorf("profile %s: %w", name, err)
@@ -115,6 +116,7 @@ func (p *Profile) read(name string) error {
 		e.MaxModelLen = min(131_072, e.Capacity())
 	}
 	e.MaxSeqs, e.MaxBatchedTokens = file.MaxSeqs, file.MaxBatchedTokens
-	e.Base, e.PerPrefillToken, e.PerSeq, e.PerKVToken = file.Step, file.PerPrefillToken, file.PerSequence, file.PerKVToken
+	e.Base, e.PerPrefillToken, e.PerPrefillContext = file.Step, file.PerPrefillToken, file.PerPrefillContext
+	e.PerSeq, e.PerKVToken = file.PerSequence, file.PerKVToken
 	return nil
 }

@@ -58,6 +58,7 @@ step + per-prefill-token x prompt tokens + per-sequence x sequences that decode 
 	f.IntVar(&cfg.Engine.MaxQueuedTokens, "max-num-queued-tokens", 0, "vLLM's own cap: prompt tokens without a first token above which it answers 503; 0 = none")
 	f.DurationVar(&cfg.Engine.Base, "step", cfg.Engine.Base, "time of an empty step")
 	f.DurationVar(&cfg.Engine.PerPrefillToken, "per-prefill-token", cfg.Engine.PerPrefillToken, "time per prompt token computed")
+	f.DurationVar(&cfg.Engine.PerPrefillContext, "per-prefill-context", cfg.Engine.PerPrefillContext, "time per prompt token computed and 1,000 tokens before it")
 	f.DurationVar(&cfg.Engine.PerSeq, "per-sequence", cfg.Engine.PerSeq, "time per sequence that decodes")
 	f.DurationVar(&cfg.Engine.PerKVToken, "per-kv-token", cfg.Engine.PerKVToken, "time per KV token held")
 	return cmd

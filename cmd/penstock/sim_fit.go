@@ -41,7 +41,8 @@ func newSimFit() *cobra.Command {
 		Long: `sim fit keeps an engine busy for some minutes with batches of answers and with prompts that come in beside them,
 and finds from the times of their tokens how long a step of the engine takes:
 
-  step + per_prefill_token x prompt tokens + per_sequence x sequences that decode + per_kv_token x KV tokens held
+  step + per_prefill_token x prompt tokens + per_prefill_context x thousands of tokens before each of them
+  + per_sequence x sequences that decode + per_kv_token x KV tokens held
 
 It prints a profile that sim replay --profile takes. Comments in it say how far the fit is off on points that it was
 not made from, and what the engine did not tell. The engine must do nothing else meanwhile: it is refused while
@@ -285,6 +286,7 @@ func (o *fitOptions) write(w io.Writer, r *fit.Result, p fit.Profile, notes map[
 	}{
 		{"step", p.Step},
 		{"per_prefill_token", p.PerPrefillToken},
+		{"per_prefill_context", p.PerPrefillContext},
 		{"per_sequence", p.PerSequence},
 		{"per_kv_token", p.PerKVToken},
 		{"kv_tokens", p.KVTokens},

@@ -39,7 +39,7 @@ func fitLab(t *testing.T) *simulated {
 func TestSimFit(t *testing.T) {
 	engine := fitLab(t)
 	o := fitOptions{engine: engine.URL(), output: "yaml", fit: fit.DefaultConfig()}
-	o.fit.Prompts, o.fit.Batches, o.fit.Steps = []int{32, 2048}, []int{1, 4, 16}, 8
+	o.fit.Prompts, o.fit.Batches, o.fit.Steps = []int{32, 512, 2048}, []int{1, 4, 16}, 8
 	var out, progress bytes.Buffer
 	if err := o.run(t.Context(), &out, &progress); err != nil {
 		t.Fatal(err)

@@ -50,7 +50,8 @@ The workload tiers wants --load 0.5 --span 10m: low_tier is what becomes of its 
 sim compare makes ratios of JSON rows.
 
 A profile file is YAML: engines or speeds (of each engine, such as [1, 0.4]), kv_tokens, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, and the
-time of a step: step + per_prefill_token x prompt tokens + per_sequence x sequences that decode + per_kv_token x KV tokens.
+time of a step: step + per_prefill_token x prompt tokens + per_prefill_context x thousands of tokens before each of them
++ per_sequence x sequences that decode + per_kv_token x KV tokens.
 A trace file is CSV (columns TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines (timestamp in ms, input_length,
 output_length, and hash_ids if there are).
 

@@ -25,11 +25,13 @@ type Config struct {
 	MaxQueuedTokens int     // prompt tokens without a first token beyond which Submit refuses; 0 = no limit
 
 	// A step takes Base + PerPrefillToken x prefill tokens + PerSeq x decoding
-	// sequences + PerKVToken x tokens held in the KV cache.
-	Base            time.Duration
-	PerPrefillToken time.Duration
-	PerSeq          time.Duration
-	PerKVToken      time.Duration
+	// sequences + PerKVToken x tokens held in the KV cache + PerPrefillContext x the
+	// thousands of tokens before each prefill token in its sequence, to which it attends.
+	Base              time.Duration
+	PerPrefillToken   time.Duration
+	PerPrefillContext time.Duration
+	PerSeq            time.Duration
+	PerKVToken        time.Duration
 }
 
 // DefaultConfig is an 8B model in 16 bit on an 80 GB A100 by arithmetic: 16 GB of
@@ -72,6 +74,7 @@ func (c Config) Validate() error {
 		{"MaxQueuedTokens", c.MaxQueuedTokens, 0},
 		{"Base", int(c.Base), 0},
 		{"PerPrefillToken", int(c.PerPrefillToken), 0},
+		{"PerPrefillContext", int(c.PerPrefillContext), 0},
 		{"PerSeq", int(c.PerSeq), 0},
 		{"PerKVToken", int(c.PerKVToken), 0},
 	} {

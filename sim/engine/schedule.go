@@ -9,7 +9,7 @@ import (
 // by age, whose decodes come before any unfinished prefill, then the waiting ones.
 func (e *Engine) schedule() time.Duration {
 	budget := e.cfg.MaxBatchedTokens
-	prefill, decodes, preempted := 0, 0, false
+	prefill, context, decodes, preempted := 0, 0, 0, false // context: tokens before those of prefill
 	take := func(s *sequence) {
 		s.scheduled = min(s.pending(), budget)
 		budget -= s.scheduled
@@ -20,6 +20,7 @@ func (e *Engine) schedule() time.Duration {
 			decodes++
 		} else {
 			prefill += s.scheduled
+			context += s.scheduled * (2*s.computed + s.scheduled) / 2
 		}
 	}
 	for i := 0; i < len(e.running) && budget > 0; i++ {
@@ -49,6 +50,7 @@ func (e *Engine) schedule() time.Duration {
 	}
 	return e.cfg.Base +
 		time.Duration(prefill)*e.cfg.PerPrefillToken +
+		time.Duration(context)*e.cfg.PerPrefillContext/1000 +
 		time.Duration(decodes)*e.cfg.PerSeq +
 		time.Duration(e.held)*e.cfg.PerKVToken
 }

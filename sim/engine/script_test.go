@@ -168,6 +168,8 @@ func parseConfig(t *testing.T, fields []string) Config {
 			c.MaxQueuedReqs = number(t, value)
 		case "tokens":
 			c.MaxQueuedTokens = number(t, value)
+		case "context":
+			c.PerPrefillContext = time.Duration(number(t, value)) * time.Millisecond
 		case "cost":
 			c.Base, c.PerPrefillToken, c.PerSeq, c.PerKVToken = 10*time.Millisecond, time.Millisecond, 100*time.Microsecond, time.Microsecond
 		default:

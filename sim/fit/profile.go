@@ -8,15 +8,16 @@ import (
 
 // Profile is an engine as sim replay takes it, in YAML: sim.LoadProfile.
 type Profile struct {
-	Step             time.Duration `json:"step"`
-	PerPrefillToken  time.Duration `json:"per_prefill_token"`
-	PerSequence      time.Duration `json:"per_sequence"`
-	PerKVToken       time.Duration `json:"per_kv_token"`
-	KVTokens         int           `json:"kv_tokens"`
-	BlockSize        int           `json:"block_size"`
-	MaxModelLen      int           `json:"max_model_len"`
-	MaxSeqs          int           `json:"max_num_seqs"`
-	MaxBatchedTokens int           `json:"max_num_batched_tokens"`
+	Step              time.Duration `json:"step"`
+	PerPrefillToken   time.Duration `json:"per_prefill_token"`
+	PerPrefillContext time.Duration `json:"per_prefill_context"`
+	PerSequence       time.Duration `json:"per_sequence"`
+	PerKVToken        time.Duration `json:"per_kv_token"`
+	KVTokens          int           `json:"kv_tokens"`
+	BlockSize         int           `json:"block_size"`
+	MaxModelLen       int           `json:"max_model_len"`
+	MaxSeqs           int           `json:"max_num_seqs"`
+	MaxBatchedTokens  int           `json:"max_num_batched_tokens"`
 }
 
 // Known is what the caller knows of an engine's limits; 0 = not known.
@@ -43,7 +44,7 @@ func (r *Result) Profile(c *Config, k Known) (p Profile, notes map[string]string
 	}
 	notes = map[string]string{}
 	p = Profile{
-		seconds(r.Coefficients[0]), seconds(r.Coefficients[1]), seconds(r.Coefficients[2]), seconds(r.Coefficients[3]),
+		seconds(r.Coefficients[0]), seconds(r.Coefficients[1]), seconds(1000 * r.Coefficients[2]), seconds(r.Coefficients[3]), seconds(r.Coefficients[4]),
 		c.KVTokens, k.BlockSize, min(c.MaxModelLen, c.KVTokens), k.MaxSeqs, k.MaxBatchedTokens,
 	}
 	if p.BlockSize == 0 {

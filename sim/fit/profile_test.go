@@ -10,8 +10,8 @@ import (
 
 func TestProfile(t *testing.T) {
 	cfg := config()
-	found := Coefficients{14.254487e-3, 53.783e-6, 70.524e-6, 94.4e-9}
-	step := Profile{14250 * time.Microsecond, 53780 * time.Nanosecond, 70520 * time.Nanosecond, 94, 40_000, 0, 9000, 0, 0}
+	found := Coefficients{14.254487e-3, 53.783e-6, 4.2378e-9, 70.524e-6, 94.4e-9}
+	step := Profile{14250 * time.Microsecond, 53780 * time.Nanosecond, 4238 * time.Nanosecond, 70520 * time.Nanosecond, 94, 40_000, 0, 9000, 0, 0}
 	with := func(change func(*Profile)) Profile { p := step; change(&p); return p }
 	for _, c := range []struct {
 		name   string

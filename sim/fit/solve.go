@@ -11,17 +11,21 @@ import (
 type Row struct {
 	Steps   float64 `json:"steps"`
 	Prefill float64 `json:"prefill_tokens"` // prompt tokens computed
+	Context float64 `json:"context_tokens"` // before each of those in its sequence
 	Decodes float64 `json:"decodes"`        // sequences that decoded
 	KV      float64 `json:"kv_tokens"`      // tokens held in the KV cache
 	Took    float64 `json:"measured_seconds"`
 }
 
 // terms is how many coefficients there are.
-const terms = 4
+const terms = 5
 
-func (r *Row) of() [terms]float64 { return [terms]float64{r.Steps, r.Prefill, r.Decodes, r.KV} }
+func (r *Row) of() [terms]float64 {
+	return [terms]float64{r.Steps, r.Prefill, r.Context, r.Decodes, r.KV}
+}
 
-// Coefficients are seconds per step, prompt token, decoding sequence and KV token.
+// Coefficients are seconds per step, prompt token, token before a prompt token, decoding
+// sequence and KV token.
 type Coefficients [terms]float64
 
 // Predict is how long the steps of a row take, in seconds.
@@ -63,7 +67,7 @@ func Solve(rows []Row) (c Coefficients) {
 	return c
 }
 
-// nonNegative is weighted least squares over the relative errors. With four terms the
+// nonNegative is weighted least squares over the relative errors. With so few terms the
 // best of all subsets of them is found by trying each.
 func nonNegative(rows []Row, weights []float64) (best Coefficients) {
 	least := math.Inf(1)

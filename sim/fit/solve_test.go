@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// truth is an 8B model on an A100: 10 ms a step, 66 us per prompt token, 40 us per
-// sequence, 94 ns per KV token.
-var truth = Coefficients{10e-3, 66e-6, 40e-6, 94e-9}
+// truth is an 8B model on an A100: 10 ms a step, 66 us per prompt token and 4 us per
+// thousand before it, 40 us per sequence, 94 ns per KV token.
+var truth = Coefficients{10e-3, 66e-6, 4e-9, 40e-6, 94e-9}
 
 // measured are rows as a sweep makes them, off by noise (a standard deviation); every
 // nth is a pause of the machine.
@@ -19,7 +19,9 @@ func measured(noise float64, nth int) (rows []Row) {
 			rows = append(rows, Row{Steps: 1, Decodes: batch, KV: batch * (prompt + 24)})
 		}
 		steps := 2 + math.Ceil(prompt/2048)
-		rows = append(rows, Row{Steps: steps, Prefill: prompt, Decodes: steps, KV: steps * prompt / 2})
+		for _, batch := range []float64{1, 4} {
+			rows = append(rows, Row{Steps: steps, Prefill: prompt, Context: prompt * prompt / 2, Decodes: batch * steps, KV: steps * (batch*56 + prompt/2)})
+		}
 	}
 	random.Shuffle(len(rows), func(i, k int) { rows[i], rows[k] = rows[k], rows[i] })
 	for i := range rows {
@@ -58,7 +60,7 @@ func TestSolveWithoutAnswer(t *testing.T) {
 		t.Errorf("no rows: got %v, want zeros", got)
 	}
 	// More sequences were faster: no coefficient may be negative for it.
-	got := Solve([]Row{{1, 0, 1, 100, 0.02}, {1, 0, 8, 800, 0.018}, {1, 0, 32, 3200, 0.016}})
+	got := Solve([]Row{{1, 0, 0, 1, 100, 0.02}, {1, 0, 0, 8, 800, 0.018}, {1, 0, 0, 32, 3200, 0.016}})
 	for k, x := range got {
 		if x < 0 || math.IsNaN(x) {
 			t.Errorf("coefficient %d: got %g, want 0 or more", k, x)

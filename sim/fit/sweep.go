@@ -240,7 +240,7 @@ func (s *sweep) try(x *streams, p point, witness *answer) (t try, err error) {
 	normal := quantile(usual, 0.5)
 	steps := float64(marks[end].total - marks[begin].total)
 	t.row = Row{
-		Steps: steps, Prefill: float64(p.prompt), Decodes: steps * float64(p.batch), Took: marks[end].at.Sub(marks[begin].at).Seconds(),
+		Steps: steps, Prefill: float64(p.prompt), Context: before(p.prompt), Decodes: steps * float64(p.batch), Took: marks[end].at.Sub(marks[begin].at).Seconds(),
 		KV: steps * (float64(p.batch*(short+marks[begin].total)) + float64(p.prompt)/2),
 	}
 	t.excess = t.row.Took - steps*normal
@@ -252,6 +252,9 @@ func (s *sweep) try(x *streams, p point, witness *answer) (t try, err error) {
 	}
 	return t, nil
 }
+
+// before sums how many tokens are before each one of a prompt.
+func before(prompt int) float64 { return float64(prompt) * float64(prompt) / 2 }
 
 // lone takes the time to the first token of a prompt on an idle engine.
 func (s *sweep) lone(x *streams, p point) error {
@@ -328,7 +331,7 @@ func (s *sweep) firstToken(c *Coefficients) float64 {
 		if size > 0 {
 			steps = (f.prompt + size - 1) / size
 		}
-		late = append(late, f.took-c.Predict(&Row{Steps: float64(steps), Prefill: float64(f.prompt), KV: float64(f.prompt*(steps+1)) / 2}))
+		late = append(late, f.took-c.Predict(&Row{Steps: float64(steps), Prefill: float64(f.prompt), Context: before(f.prompt), KV: float64(f.prompt*(steps+1)) / 2}))
 	}
 	return max(quantile(late, 0.5), 0)
 }
