@@ -84,8 +84,9 @@ var allowed = map[string][]string{
 	"gateway/direct": {"proto/penstock/v1"},
 	"gateway/route":  {"lane", "policy", "reason"},
 	"gateway/inbox":  {"registry", "response"},
+	"gateway/refuse": {"reason"},
 	"gateway": {
-		"gateway/inbox", "gateway/openai", "gateway/route", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
+		"gateway/inbox", "gateway/openai", "gateway/refuse", "gateway/route", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "policy", "scheduler", "scraper", "vllm"},

@@ -14,6 +14,7 @@ import (
 
 	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
+	"penstock/gateway/refuse"
 	"penstock/gateway/route"
 	"penstock/lane"
 	"penstock/policy"
@@ -43,11 +44,11 @@ type exchange struct {
 	limits    limits
 	trip      route.Trip
 	onward    onward
-	ahead     int           // requests ahead of it when it came
-	wait      time.Duration // and how long they were to take
-	known     bool          // the directory knows the model
-	queued    bool          // it was put into its lane
-	told      *refusal      // how it was refused or failed; nil = it was not, or in the engine's words
+	ahead     int             // requests ahead of it when it came
+	wait      time.Duration   // and how long they were to take
+	known     bool            // the directory knows the model
+	queued    bool            // it was put into its lane
+	told      *refuse.Refusal // how it was refused or failed; nil = it was not, or in the engine's words
 	inbox     *inbox.Inbox
 	relay     relay
 }
@@ -123,24 +124,24 @@ func (g *Gateway) leave() {
 }
 
 // accept says who asks for what, or refuses.
-func (x *exchange) accept(open int) *refusal {
+func (x *exchange) accept(open int) *refuse.Refusal {
 	cfg, h := &x.g.cfg, x.r.Header
 	if x.g.draining.Load() {
-		return &refusal{reason: reason.Draining}
+		return &refuse.Refusal{Reason: reason.Draining}
 	}
 	if open > cfg.MaxOpen {
-		return &refusal{reason: reason.Overloaded, detail: fmt.Sprintf("This gateway holds %d open requests, its limit.", cfg.MaxOpen)}
+		return &refuse.Refusal{Reason: reason.Overloaded, Detail: fmt.Sprintf("This gateway holds %d open requests, its limit.", cfg.MaxOpen)}
 	}
 	if _, err := x.g.mailbox(); err != nil {
 		x.g.warn("open mailbox", err)
-		return &refusal{reason: reason.RecordStoreAway}
+		return &refuse.Refusal{Reason: reason.RecordStoreAway}
 	}
 	if x.policy.Missing {
 		return unread()
 	}
 	var ok bool
 	if x.who, ok = x.policy.Who(h.Get("Authorization")); !ok {
-		return &refusal{reason: reason.NoKey}
+		return &refuse.Refusal{Reason: reason.NoKey}
 	}
 	x.class.Lane.Tenant = x.who.Name
 	body, f := x.body()
@@ -150,7 +151,7 @@ func (x *exchange) accept(open int) *refusal {
 	x.arrived = time.Now() // how long a client takes to send is not our time
 	var bad *openai.Fault
 	if x.request, bad = openai.Parse(x.request.Kind, body); bad != nil {
-		return &refusal{reason: reason.BadRequest, param: bad.Param, detail: bad.Message}
+		return &refuse.Refusal{Reason: reason.BadRequest, Param: bad.Param, Detail: bad.Message}
 	}
 	if f := x.classify(); f != nil {
 		return f
@@ -160,23 +161,23 @@ func (x *exchange) accept(open int) *refusal {
 		x.onward.wish, wrong = ParseWish(h)
 	}
 	if wrong != "" {
-		return &refusal{reason: reason.BadRequest, detail: wrong}
+		return &refuse.Refusal{Reason: reason.BadRequest, Detail: wrong}
 	}
 	return nil
 }
 
 // unread is for who comes before it is known who may do what.
-func unread() *refusal {
-	return &refusal{reason: reason.Starting, detail: "This gateway has not read its policy yet."}
+func unread() *refuse.Refusal {
+	return &refuse.Refusal{Reason: reason.Starting, Detail: "This gateway has not read its policy yet."}
 }
 
 // body reads the request's body whole.
-func (x *exchange) body() ([]byte, *refusal) {
+func (x *exchange) body() ([]byte, *refuse.Refusal) {
 	if e := x.r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
-		return nil, &refusal{reason: reason.BadRequest, detail: fmt.Sprintf("Content-Encoding %q is not supported. Send plain JSON.", cut(e))}
+		return nil, &refuse.Refusal{Reason: reason.BadRequest, Detail: fmt.Sprintf("Content-Encoding %q is not supported. Send plain JSON.", cut(e))}
 	}
 	limit := x.g.cfg.MaxBody
-	tooLarge := &refusal{reason: reason.BodyTooLarge, detail: fmt.Sprintf("The body is larger than %d bytes, the limit of this gateway (max_body in its configuration).", limit)}
+	tooLarge := &refuse.Refusal{Reason: reason.BodyTooLarge, Detail: fmt.Sprintf("The body is larger than %d bytes, the limit of this gateway (max_body in its configuration).", limit)}
 	size := x.r.ContentLength
 	if size > limit {
 		return nil, tooLarge
@@ -192,16 +193,16 @@ func (x *exchange) body() ([]byte, *refusal) {
 	}
 	if err != nil {
 		if x.r.Context().Err() != nil {
-			return nil, &refusal{reason: reason.ClientGone}
+			return nil, &refuse.Refusal{Reason: reason.ClientGone}
 		}
-		return nil, &refusal{reason: reason.BadRequest, detail: "The body did not arrive whole."}
+		return nil, &refuse.Refusal{Reason: reason.BadRequest, Detail: "The body did not arrive whole."}
 	}
 	return buf.Bytes(), nil
 }
 
 // queue prices the request, opens its record and puts it into its lane, or
 // refuses. The inbox is there: events may come before queue returns.
-func (x *exchange) queue() *refusal {
+func (x *exchange) queue() *refuse.Refusal {
 	g, key, p := x.g, x.class.Lane, &x.request
 	if x.onward.filter != nil {
 		key, p = x.onward.lane, &x.onward.question
@@ -214,10 +215,10 @@ func (x *exchange) queue() *refusal {
 	})
 	if err != nil {
 		g.warn("read directory", err)
-		return &refusal{reason: reason.RecordStoreAway, model: p.Model}
+		return &refuse.Refusal{Reason: reason.RecordStoreAway, Model: p.Model}
 	}
 	if unknown {
-		return &refusal{reason: reason.UnknownModel, model: x.asked, param: "model"}
+		return &refuse.Refusal{Reason: reason.UnknownModel, Model: x.asked, Param: "model"}
 	}
 	x.known = x.onward.filter == nil && len(known) > 0 && len(known[0].Models) > 0
 	prompt, output := g.prices.quote(x.who.Name, p)
@@ -270,7 +271,7 @@ func (x *exchange) queue() *refusal {
 		return limited(&ask, &admitted)
 	}
 	if admitted.Reason != reason.OK {
-		return &refusal{reason: admitted.Reason, model: p.Model, ahead: admitted.Ahead, wait: admitted.Wait, limit: limit, retry: admitted.RetryAfter}
+		return &refuse.Refusal{Reason: admitted.Reason, Model: p.Model, Ahead: admitted.Ahead, Wait: admitted.Wait, Limit: limit, Retry: admitted.RetryAfter}
 	}
 	m.Shard, x.ahead, x.wait = admitted.Shard, admitted.Ahead, admitted.Wait
 	x.onward.charged = append(x.onward.charged, ask.Limits...)
@@ -317,24 +318,24 @@ func fingerprint(k lane.Key, path string, body []byte) uint64 {
 }
 
 // notQueued undoes what a failed Open or Publish may have left and says why.
-func (x *exchange) notQueued(err error, why reason.Reason) *refusal {
+func (x *exchange) notQueued(err error, why reason.Reason) *refuse.Refusal {
 	gone := x.r.Context().Err() != nil
 	_, _ = x.cancel(false) // logged there
 	switch {
 	case errors.Is(context.Cause(x.r.Context()), errCut):
 		why = reason.Draining
 	case gone:
-		return &refusal{reason: reason.ClientGone}
+		return &refuse.Refusal{Reason: reason.ClientGone}
 	case errors.Is(err, queue.ErrTooLarge):
-		return &refusal{reason: reason.BodyTooLarge, detail: fmt.Sprintf("The body of %d bytes is larger than the broker of this fleet takes (its maxMessageSize).", len(x.request.Body))}
+		return &refuse.Refusal{Reason: reason.BodyTooLarge, Detail: fmt.Sprintf("The body of %d bytes is larger than the broker of this fleet takes (its maxMessageSize).", len(x.request.Body))}
 	case errors.Is(err, queue.ErrFull):
-		return &refusal{reason: reason.LaneFull, model: x.model(), detail: fmt.Sprintf("The queue for model '%s' is full.", x.model())}
+		return &refuse.Refusal{Reason: reason.LaneFull, Model: x.model(), Detail: fmt.Sprintf("The queue for model '%s' is full.", x.model())}
 	case errors.Is(err, queue.ErrClosed):
 		why = reason.Draining
 	default:
 		x.g.warn(why.String(), err)
 	}
-	return &refusal{reason: why, model: x.model()}
+	return &refuse.Refusal{Reason: why, Model: x.model()}
 }
 
 // cancel ends the request for everybody else. It outlives the client.
@@ -376,17 +377,17 @@ func (x *exchange) tell(node string) {
 func (x *exchange) seed() byte { return x.id[0] ^ x.id[1]<<4 }
 
 // refuse answers a request that was never relayed, with a true status where none is out.
-func (x *exchange) refuse(f *refusal) {
-	if x.relay.sent && f.reason != reason.ClientGone {
+func (x *exchange) refuse(f *refuse.Refusal) {
+	if x.relay.sent && f.Reason != reason.ClientGone {
 		x.fail(f)
 		return
 	}
-	f.seed, x.told = x.seed(), f
+	f.Seed, x.told = x.seed(), f
 	x.meta(x.w.Header())
-	if f.reason == reason.ClientGone {
+	if f.Reason == reason.ClientGone {
 		x.hangUp()
 		x.finish(statusClientGone, reason.ClientGone, response.Usage{})
 		return
 	}
-	x.finish(x.g.cfg.write(x.w, f), f.reason, response.Usage{})
+	x.finish(x.g.refusals.Write(x.w, f), f.Reason, response.Usage{})
 }

@@ -20,6 +20,7 @@ import (
 	"penstock/fleet"
 	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
+	"penstock/gateway/refuse"
 	"penstock/lane"
 	"penstock/policy"
 	"penstock/queue"
@@ -77,6 +78,7 @@ type Gateway struct {
 	deps      Deps
 	directory directory
 	prices    prices
+	refusals  refuse.Table
 	inboxes   *inbox.All
 	journal   journal
 	sends     sends
@@ -129,6 +131,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	g := &Gateway{
 		cfg: cfg, deps: deps, metrics: m,
 		directory: directory{from: deps.Directory, rows: deps.Rows, rates: map[string]rate{}},
+		refusals:  refuse.Table{Saturated: cfg.SaturatedStatus},
 		prices:    prices{estimate: estimate},
 		sends:     sends{next: map[lane.Key]time.Time{}},
 		inboxes:   inbox.NewAll(),
@@ -170,27 +173,27 @@ func (g *Gateway) routes() {
 	g.mux.HandleFunc("/v1/models", g.wrongMethod("GET"))
 	g.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 		if g.draining.Load() {
-			g.refuseEarly(w, &refusal{reason: reason.Draining})
+			g.refuseEarly(w, &refuse.Refusal{Reason: reason.Draining})
 			return
 		}
 		w.WriteHeader(http.StatusOK)
 	})
 	g.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		g.refuseEarly(w, &refusal{reason: reason.NotFound, detail: fmt.Sprintf("There is no %s here. Try /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/models.", cut(r.URL.Path))})
+		g.refuseEarly(w, &refuse.Refusal{Reason: reason.NotFound, Detail: fmt.Sprintf("There is no %s here. Try /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/models.", cut(r.URL.Path))})
 	})
 }
 
 func (g *Gateway) wrongMethod(allowed string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Allow", allowed)
-		g.refuseEarly(w, &refusal{reason: reason.NotFound, status: http.StatusMethodNotAllowed, detail: fmt.Sprintf("%s wants %s.", r.URL.Path, allowed)})
+		g.refuseEarly(w, &refuse.Refusal{Reason: reason.NotFound, Status: http.StatusMethodNotAllowed, Detail: fmt.Sprintf("%s wants %s.", r.URL.Path, allowed)})
 	}
 }
 
 // refuseEarly refuses a call that is no request for a model.
-func (g *Gateway) refuseEarly(w http.ResponseWriter, f *refusal) {
-	status := g.cfg.write(w, f)
-	g.metrics.refused(status, f.reason)
+func (g *Gateway) refuseEarly(w http.ResponseWriter, f *refuse.Refusal) {
+	status := g.refusals.Write(w, f)
+	g.metrics.refused(status, f.Reason)
 }
 
 // warn logs a call that failed, at most every warnEvery for one kind of call: when

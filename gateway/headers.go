@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"penstock/fleet"
+	"penstock/gateway/refuse"
 	"penstock/reason"
 )
 
@@ -117,10 +118,10 @@ func (x *exchange) inference(firstToken time.Duration, output int, now time.Time
 
 // tooImpatient is the refusal of a request that could not be answered in time by an
 // idle engine either.
-func (x *exchange) tooImpatient(timeout, inference time.Duration) *refusal {
-	return &refusal{
-		reason: reason.DeadlinePassed, model: x.request.Model, retry: -1,
-		detail: fmt.Sprintf("The answer of model '%s' takes about %s, and the client's own timeout is %s, of which a fifth is kept for the way. Raise the timeout or lower max_tokens.", x.request.Model, seconds(inference), seconds(timeout)),
+func (x *exchange) tooImpatient(timeout, inference time.Duration) *refuse.Refusal {
+	return &refuse.Refusal{
+		Reason: reason.DeadlinePassed, Model: x.request.Model, Retry: -1,
+		Detail: fmt.Sprintf("The answer of model '%s' takes about %s, and the client's own timeout is %s, of which a fifth is kept for the way. Raise the timeout or lower max_tokens.", x.request.Model, refuse.Seconds(inference), refuse.Seconds(timeout)),
 	}
 }
 

@@ -127,7 +127,7 @@ func (x *exchange) remember(now time.Time, status int, end outcome, why reason.R
 		f.Label = strings.Clone(x.label) // it may be the start of a longer header
 	}
 	if t := x.told; t != nil {
-		f.Ahead, f.Wait, f.Limit, f.Detail = t.ahead, t.wait.Seconds(), t.limit.Seconds(), t.detail
+		f.Ahead, f.Wait, f.Limit, f.Detail = t.Ahead, t.Wait.Seconds(), t.Limit.Seconds(), t.Detail
 	}
 	x.g.journal.add(&f, x.queued)
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"penstock/gateway/refuse"
 	"penstock/quota"
 	"penstock/registry"
 )
@@ -76,22 +77,22 @@ func (l *limits) smooth() time.Duration {
 }
 
 // limited is the refusal of a request by one of its limits.
-func limited(q *registry.Request, a *registry.Admission) *refusal {
+func limited(q *registry.Request, a *registry.Admission) *refuse.Refusal {
 	l := &q.Limits[a.Quota.Tripped]
 	what := fmt.Sprintf("%d %s per %s", l.Amount, l.Unit, perText(l.Per))
-	f := &refusal{reason: a.Reason, model: q.Lane.Model, wait: a.Quota.Wait, retry: a.RetryAfter, detail: "Your limit of " + what + " is reached."}
+	f := &refuse.Refusal{Reason: a.Reason, Model: q.Lane.Model, Wait: a.Quota.Wait, Retry: a.RetryAfter, Detail: "Your limit of " + what + " is reached."}
 	switch {
 	case l.Budget() && a.Quota.Rooms[a.Quota.Tripped].Remaining > 0 && l.Unit == quota.Tokens:
-		f.retry, f.detail = 0, fmt.Sprintf("Your budget of %s has %d left, and this request is expected to take %d. Lower max_tokens, or ask whoever runs this service for more.",
+		f.Retry, f.Detail = 0, fmt.Sprintf("Your budget of %s has %d left, and this request is expected to take %d. Lower max_tokens, or ask whoever runs this service for more.",
 			what, a.Quota.Rooms[a.Quota.Tripped].Remaining, q.Tokens)
 	case l.Budget():
-		f.retry, f.detail = 0, "Your budget of "+what+" is used up. Ask whoever runs this service for more."
+		f.Retry, f.Detail = 0, "Your budget of "+what+" is used up. Ask whoever runs this service for more."
 	case l.Scope == quota.Tier:
-		f.detail = "The limit of " + what + " that you share with others is reached."
+		f.Detail = "The limit of " + what + " that you share with others is reached."
 	case l.Scope == quota.Model:
-		f.detail = fmt.Sprintf("Your limit of %s for model '%s' is reached.", what, q.Lane.Model)
+		f.Detail = fmt.Sprintf("Your limit of %s for model '%s' is reached.", what, q.Lane.Model)
 	case l.Scope == quota.Key:
-		f.detail = "The limit of " + what + " of this API key is reached."
+		f.Detail = "The limit of " + what + " of this API key is reached."
 	}
 	return f
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"penstock/gateway/refuse"
 	"penstock/gateway/route"
 	"penstock/policy"
 	"penstock/reason"
@@ -82,9 +83,9 @@ func newMetrics(reg prometheus.Registerer, cfg *Config, tiers []string) (*metric
 		open:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_open_requests", Help: "Requests a client waits for now."}),
 		models:   map[string]map[string]*modelMetrics{},
 	}
-	for why := range rules {
-		r := cfg.rule(&refusal{reason: why})
-		m.refusals.WithLabelValues(strconv.Itoa(r.status), why.String())
+	for _, why := range refuse.Reasons() {
+		r := refuse.Table{Saturated: cfg.SaturatedStatus}.Rule(&refuse.Refusal{Reason: why})
+		m.refusals.WithLabelValues(strconv.Itoa(r.Status), why.String())
 	}
 	for _, stage := range []registry.State{registry.Queued, registry.Running, registry.Streaming} {
 		for _, found := range []string{abortCanceled, abortOver, abortError} {

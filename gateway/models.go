@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"penstock/fleet"
+	"penstock/gateway/refuse"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -174,14 +175,14 @@ func (d *directory) drain(model, pool string, known []registry.Engine, now time.
 }
 
 // water refuses by the law "watermark".
-func (d *directory) water(model, pool, id string, now time.Time) *refusal {
+func (d *directory) water(model, pool, id string, now time.Time) *refuse.Refusal {
 	w := fleet.Level(d.rowsOf(pool), model, now)
 	if !w.Refuses(id, now) {
 		return nil
 	}
-	f := &refusal{reason: reason.Overloaded, model: model}
-	if f.detail = fmt.Sprintf("How full the engines for model '%s' are is not known.", model); w.Engines > 0 {
-		f.detail = fmt.Sprintf("The engines for model '%s' are full: %.0f %% of their KV cache, %s waiting in %s.", model, 100*w.KV, count(w.Waiting, "request"), count(w.Engines, "engine"))
+	f := &refuse.Refusal{Reason: reason.Overloaded, Model: model}
+	if f.Detail = fmt.Sprintf("How full the engines for model '%s' are is not known.", model); w.Engines > 0 {
+		f.Detail = fmt.Sprintf("The engines for model '%s' are full: %.0f %% of their KV cache, %s waiting in %s.", model, 100*w.KV, refuse.Count(w.Waiting, "request"), refuse.Count(w.Engines, "engine"))
 	}
 	return f
 }
@@ -192,11 +193,11 @@ func live(e *registry.Engine, now time.Time) bool {
 
 // noEngine words why none of the engines that are known for a model takes work: by
 // the one heard of last.
-func (g *Gateway) noEngine(model, pool string, known []registry.Engine, now time.Time) *refusal {
-	f := &refusal{reason: reason.NoEngine, model: model}
+func (g *Gateway) noEngine(model, pool string, known []registry.Engine, now time.Time) *refuse.Refusal {
+	f := &refuse.Refusal{Reason: reason.NoEngine, Model: model}
 	if len(known) == 0 {
 		if pool != "" {
-			f.detail = fmt.Sprintf("No engine for model '%s' is in the pool '%s', where the policy sends this request.", model, pool)
+			f.Detail = fmt.Sprintf("No engine for model '%s' is in the pool '%s', where the policy sends this request.", model, pool)
 		}
 		return f
 	}
@@ -206,9 +207,9 @@ func (g *Gateway) noEngine(model, pool string, known []registry.Engine, now time
 		if why != "" {
 			why = ": " + why
 		}
-		f.detail = fmt.Sprintf("No engine for model '%s' is reachable (%d known, last seen %s ago%s).", model, len(known), seconds(age), why)
+		f.Detail = fmt.Sprintf("No engine for model '%s' is reachable (%d known, last seen %s ago%s).", model, len(known), refuse.Seconds(age), why)
 	} else if why != "" {
-		f.detail = fmt.Sprintf("No engine for model '%s' takes work now (%d known, %s).", model, len(known), why)
+		f.Detail = fmt.Sprintf("No engine for model '%s' takes work now (%d known, %s).", model, len(known), why)
 	}
 	return f
 }
@@ -223,13 +224,13 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 	}
 	tenant, ok := rules.Who(r.Header.Get("Authorization"))
 	if !ok {
-		g.refuseEarly(w, &refusal{reason: reason.NoKey})
+		g.refuseEarly(w, &refuse.Refusal{Reason: reason.NoKey})
 		return
 	}
 	known, err := g.directory.read(r.Context(), directoryAge)
 	if err != nil {
 		g.warn("read directory", err)
-		g.refuseEarly(w, &refusal{reason: reason.RecordStoreAway})
+		g.refuseEarly(w, &refuse.Refusal{Reason: reason.RecordStoreAway})
 		return
 	}
 	type model struct {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"penstock/gateway/openai"
+	"penstock/gateway/refuse"
 	"penstock/gateway/route"
 	"penstock/lane"
 	"penstock/policy"
@@ -41,7 +42,7 @@ type onward struct {
 // former is what a request would have been told that was sent on, for when no other lane
 // takes it.
 type former struct {
-	refusal *refusal        // at the door
+	refusal *refuse.Refusal // at the door
 	event   *response.Event // or from the lane
 }
 
@@ -71,7 +72,7 @@ func ParseWish(h http.Header) (w policy.Wish, wrong string) {
 
 // next sets the request up for the lane it goes to: the next filter's, or its own. Each
 // has a record of its own; what the client has got already stays.
-func (x *exchange) next() *refusal {
+func (x *exchange) next() *refuse.Refusal {
 	o := &x.onward
 	if x.trip.Moved() {
 		x.id = newID()
@@ -85,7 +86,7 @@ func (x *exchange) next() *refusal {
 	o.lane = o.filter.Lane(x.policy, x.class, &x.asking)
 	var bad *openai.Fault
 	if o.question, bad = x.request.Question(o.lane.Model, o.filter.MaxTokens); bad != nil {
-		return &refusal{reason: reason.BadRequest, param: bad.Param, detail: bad.Message}
+		return &refuse.Refusal{Reason: reason.BadRequest, Param: bad.Param, Detail: bad.Message}
 	}
 	return nil
 }
@@ -100,15 +101,16 @@ func (x *exchange) model() string {
 
 // turned handles what the door of a lane says to the request. True: another lane is
 // next.
-func (x *exchange) turned(f *refusal) (again bool) {
-	if t, ok := route.Trouble(f.reason, 0, false); ok && x.sendOn(t, former{refusal: f}) {
+func (x *exchange) turned(f *refuse.Refusal) (again bool) {
+	if t, ok := route.Trouble(f.Reason, 0, false); ok && x.sendOn(t, former{refusal: f}) {
 		return true
 	}
+	f.Seed = x.seed()
 	if x.trip.Moved() { // the client may have its status, or get an engine's words
 		x.arm()
 	}
 	switch h := x.onward.former; {
-	case h == nil, f.reason == reason.ClientGone, x.sooner(f, h):
+	case h == nil, f.Reason == reason.ClientGone, x.g.refusals.Sooner(f, h.refusal):
 		x.blame(f)
 		x.refuse(f)
 	case h.refusal != nil:
@@ -117,22 +119,6 @@ func (x *exchange) turned(f *refusal) (again bool) {
 		x.failed(h.event)
 	}
 	return false
-}
-
-// sooner reports whether a refusal lets its client come back sooner than what is held,
-// which would never have let it where it came from an engine.
-func (x *exchange) sooner(f *refusal, h *former) bool {
-	f.seed = x.seed()
-	mine := x.g.cfg.rule(f)
-	if h.refusal == nil {
-		return mine.retry > 0 && !mine.noRetry
-	}
-	h.refusal.seed = f.seed
-	other := x.g.cfg.rule(h.refusal)
-	if other.retry == 0 || other.noRetry {
-		return true
-	}
-	return mine.retry > 0 && !mine.noRetry && mine.retry < other.retry
 }
 
 // moves sends the request on after what its lane did with it. False: that is its
@@ -184,7 +170,7 @@ func (x *exchange) judge(e *response.Event) {
 	if !f.Passes(openai.Answer(e.Payload)) {
 		x.g.metrics.filters.WithLabelValues(filterStopped).Inc()
 		x.onward.filter = nil // it did its work
-		x.fail(&refusal{reason: reason.Filtered, detail: f.Refusal})
+		x.fail(&refuse.Refusal{Reason: reason.Filtered, Detail: f.Refusal})
 		return
 	}
 	x.g.metrics.filters.WithLabelValues(filterPassed).Inc()
@@ -194,23 +180,23 @@ func (x *exchange) judge(e *response.Event) {
 
 // unread ends a request that its filter's engine refused to read.
 func (x *exchange) unread(e *response.Event) {
-	f := &refusal{reason: reason.Filtered, detail: fmt.Sprintf("Its engine answered %d.", e.Status)}
+	f := &refuse.Refusal{Reason: reason.Filtered, Detail: fmt.Sprintf("Its engine answered %d.", e.Status)}
 	if openai.TooLong(e.Payload) {
-		f = &refusal{reason: reason.TooLarge, model: x.model()}
+		f = &refuse.Refusal{Reason: reason.TooLarge, Model: x.model()}
 	}
 	x.fail(f)
 }
 
 // blame says of a refusal that it is of a filter and not of the request's own lane.
-func (x *exchange) blame(f *refusal) {
-	if x.onward.filter == nil || f.reason == reason.ClientGone {
+func (x *exchange) blame(f *refuse.Refusal) {
+	if x.onward.filter == nil || f.Reason == reason.ClientGone {
 		return
 	}
 	x.g.metrics.filters.WithLabelValues(filterFailed).Inc()
-	detail := f.detail
+	detail := f.Detail
 	if detail == "" {
-		detail = f.cause()
+		detail = f.Cause()
 	}
-	f.detail = fmt.Sprintf("The filter '%s' reads requests first and could not read this one. %s", x.onward.filter.Name, detail)
+	f.Detail = fmt.Sprintf("The filter '%s' reads requests first and could not read this one. %s", x.onward.filter.Name, detail)
 	x.onward.filter = nil // said once
 }

@@ -48,59 +48,6 @@ func golden(t *testing.T, name, got string) {
 // unspread undoes the one spread that shows in whole seconds.
 func unspread(s string) string { return strings.ReplaceAll(s, "in 6 seconds", "in 5 seconds") }
 
-// TestRefusals writes every refusal as a status and as a stream's end.
-func TestRefusals(t *testing.T) {
-	cfg := DefaultConfig()
-	var out strings.Builder
-	for _, why := range reason.All() {
-		if _, ok := rules[why]; !ok {
-			continue
-		}
-		f := &refusal{reason: why, model: "q", ahead: 37, wait: 12 * time.Second}
-		if rules[why].retry > 0 {
-			f.retry = 11500 * time.Millisecond
-		}
-		rec := httptest.NewRecorder()
-		cfg.write(rec, f)
-		fmt.Fprintf(&out, "== %s\n%d\n", why, rec.Code)
-		if err := rec.Result().Header.WriteSubset(&out, map[string]bool{"Content-Type": true}); err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(&out, "%s\n%s", rec.Body, cfg.errorEvent(f))
-		text := strings.ToLower(rec.Body.String())
-		if strings.Contains(text, "billing") || strings.Contains(text, "will reset at") {
-			t.Errorf("%s: %q has words on which an SDK gives up", why, text)
-		}
-		message, kind, code := errorOf(t, rec.Body.String())
-		if message == "" || kind == "" || code == "" || rec.Code < 400 || rec.Code == 500 {
-			t.Errorf("%s: status %d, message %q, type %q, code %q", why, rec.Code, message, kind, code)
-		}
-		if again := strings.Contains(message, "try again in 12 seconds"); again != (rec.Header().Get("Retry-After") == "12") {
-			t.Errorf("%s: text %q and Retry-After %q differ", why, message, rec.Header().Get("Retry-After"))
-		}
-	}
-	golden(t, "refusals.golden", strings.ReplaceAll(out.String(), "\r\n", "\n"))
-}
-
-func TestSaturatedStatus(t *testing.T) {
-	cfg := DefaultConfig()
-	cfg.SaturatedStatus = 503
-	for _, why := range []reason.Reason{reason.Overloaded, reason.LaneFull} {
-		if r := cfg.rule(&refusal{reason: why}); r.status != 503 || r.kind != unavailable || r.code != "server_is_overloaded" {
-			t.Errorf("%s = %+v, want 503 %s server_is_overloaded", why, r, unavailable)
-		}
-	}
-}
-
-func TestRetryAfterIsInRange(t *testing.T) {
-	cfg := DefaultConfig()
-	for in, want := range map[time.Duration]time.Duration{0: time.Second, time.Millisecond: time.Second, 4001 * time.Millisecond: 5 * time.Second, 2 * time.Hour: time.Minute} {
-		if got := cfg.rule(&refusal{reason: reason.Overloaded, retry: in}).retry; got != want {
-			t.Errorf("Retry-After for %s = %s, want %s", in, got, want)
-		}
-	}
-}
-
 // stub answers calls as a test wants.
 type stub struct {
 	registry.Records
@@ -279,8 +226,8 @@ func TestWaterWithoutRows(t *testing.T) {
 	for i := range 1000 {
 		if f := d.water("q", "", fmt.Sprint(i), time.Unix(1000, 0)); f != nil {
 			refused++
-			if text := f.text(time.Second); text != "How full the engines for model 'q' are is not known. Please try again in 1 second." || f.reason != reason.Overloaded {
-				t.Fatalf("refused with %s, %q", f.reason, text)
+			if text := f.Text(time.Second); text != "How full the engines for model 'q' are is not known. Please try again in 1 second." || f.Reason != reason.Overloaded {
+				t.Fatalf("refused with %s, %q", f.Reason, text)
 			}
 		}
 	}

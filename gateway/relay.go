@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"penstock/gateway/inbox"
+	"penstock/gateway/refuse"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/response"
@@ -122,7 +123,7 @@ func (x *exchange) deliver() (over bool) {
 		x.end(&b.End)
 	case inbox.Lost:
 		_, _ = x.cancel(false) // logged there; its owner is told again when it finishes
-		x.fail(&refusal{reason: reason.UpstreamLost})
+		x.fail(&refuse.Refusal{Reason: reason.UpstreamLost})
 	case inbox.Slow:
 		x.abandon()
 	}
@@ -144,7 +145,7 @@ func (x *exchange) end(e *response.Event) {
 		}
 		x.finish(status, why, e.Usage)
 	case e.Kind == response.Done && !x.relay.done:
-		x.failWith(&refusal{reason: reason.UpstreamLost}, e.Usage)
+		x.failWith(&refuse.Refusal{Reason: reason.UpstreamLost}, e.Usage)
 	case e.Kind == response.Done:
 		x.finish(http.StatusOK, reason.Finished, e.Usage)
 	default:
@@ -158,27 +159,27 @@ func (x *exchange) failed(e *response.Event) {
 		x.passOn(e)
 		return
 	}
-	f := &refusal{reason: e.Reason}
-	if f.reason == reason.None || f.reason == reason.OK {
-		f.reason = reason.EngineDown
+	f := &refuse.Refusal{Reason: e.Reason}
+	if f.Reason == reason.None || f.Reason == reason.OK {
+		f.Reason = reason.EngineDown
 	}
-	switch f.reason {
+	switch f.Reason {
 	case reason.DeadlinePassed:
 		f = x.late()
 	case reason.Overloaded:
-		f.ahead, f.wait = x.ahead, x.wait
+		f.Ahead, f.Wait = x.ahead, x.wait
 	case reason.Stalled:
-		f.wait = x.g.cfg.SilenceLimit
+		f.Wait = x.g.cfg.SilenceLimit
 	}
 	x.failWith(f, e.Usage)
 }
 
 // late is the refusal of a request whose start deadline has passed.
-func (x *exchange) late() *refusal {
-	f := &refusal{reason: reason.DeadlinePassed, model: x.model(), wait: x.limits.deadline, noRetry: x.limits.deadlineNamed}
+func (x *exchange) late() *refuse.Refusal {
+	f := &refuse.Refusal{Reason: reason.DeadlinePassed, Model: x.model(), Wait: x.limits.deadline, NoRetry: x.limits.deadlineNamed}
 	if x.limits.relieved {
-		f.detail = fmt.Sprintf("The service is busy: %s ahead when this one came, about %s, and none of the engines for model '%s' had room for it within %s.",
-			count(x.ahead, "request"), seconds(x.wait), f.model, seconds(x.limits.deadline))
+		f.Detail = fmt.Sprintf("The service is busy: %s ahead when this one came, about %s, and none of the engines for model '%s' had room for it within %s.",
+			refuse.Count(x.ahead, "request"), refuse.Seconds(x.wait), f.Model, refuse.Seconds(x.limits.deadline))
 	}
 	return f
 }
@@ -206,9 +207,9 @@ func (x *exchange) passOn(e *response.Event) {
 		x.w.Header().Set("X-Penstock-Reason", reason.EngineRefused.String())
 		x.answer(e)
 	} else if line := new(bytes.Buffer); json.Compact(line, e.Payload) == nil {
-		x.stream(errorFrame(line.Bytes()))
+		x.stream(refuse.Frame(line.Bytes()))
 	} else {
-		x.stream(x.g.cfg.errorEvent(&refusal{reason: reason.EngineRefused}))
+		x.stream(x.g.refusals.Event(&refuse.Refusal{Reason: reason.EngineRefused}))
 	}
 	x.finish(e.Status, reason.EngineRefused, e.Usage)
 }
@@ -288,7 +289,7 @@ func (x *exchange) tick(now time.Time) (over bool) {
 		}
 	case v.started && now.Sub(v.heard) >= cfg.SilenceLimit:
 		_, _ = x.cancel(false) // logged there
-		x.fail(&refusal{reason: reason.Stalled, wait: cfg.SilenceLimit})
+		x.fail(&refuse.Refusal{Reason: reason.Stalled, Wait: cfg.SilenceLimit})
 		return true
 	}
 	ok := true
@@ -324,26 +325,26 @@ func (x *exchange) expire(now time.Time) (over bool) {
 }
 
 // fail ends a request that gets no answer, or no more of it.
-func (x *exchange) fail(f *refusal) { x.failWith(f, response.Usage{}) }
+func (x *exchange) fail(f *refuse.Refusal) { x.failWith(f, response.Usage{}) }
 
-func (x *exchange) failWith(f *refusal, used response.Usage) {
-	if f.model == "" {
-		f.model = x.model()
+func (x *exchange) failWith(f *refuse.Refusal, used response.Usage) {
+	if f.Model == "" {
+		f.Model = x.model()
 	}
 	x.blame(f)
-	f.seed, x.told = x.seed(), f
+	f.Seed, x.told = x.seed(), f
 	var status int
 	switch {
 	case !x.relay.sent:
 		x.meta(x.w.Header())
-		status = x.g.cfg.write(x.w, f)
+		status = x.g.refusals.Write(x.w, f)
 	case !x.relay.done: // a client has one [DONE], and reads nothing after it
-		x.stream(x.g.cfg.errorEvent(f))
+		x.stream(x.g.refusals.Event(f))
 		fallthrough
 	default:
-		status = x.g.cfg.rule(f).status
+		status = x.g.refusals.Rule(f).Status
 	}
-	x.finish(status, f.reason, used)
+	x.finish(status, f.Reason, used)
 }
 
 // abandon ends a request whose client is gone or does not read, or that a drain
@@ -352,7 +353,7 @@ func (x *exchange) abandon() {
 	c, err := x.cancel(false)
 	why := x.whyGone()
 	if why == reason.ClientGone && errors.Is(context.Cause(x.r.Context()), errCut) {
-		x.fail(&refusal{reason: reason.Draining})
+		x.fail(&refuse.Refusal{Reason: reason.Draining})
 		return
 	}
 	stage, found := c.State, abortCanceled

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"penstock/gateway/refuse"
 	"penstock/lane"
 	"penstock/reason"
 )
@@ -47,7 +48,7 @@ func (s *sends) wait(k lane.Key, perSecond float64, now time.Time) time.Duration
 }
 
 // paced refuses a request whose lane sends faster than it may.
-func (x *exchange) paced(k lane.Key, now time.Time) *refusal {
+func (x *exchange) paced(k lane.Key, now time.Time) *refuse.Refusal {
 	rate := x.policy.Lane(k).SendsPerSecond
 	if rate == 0 {
 		return nil
@@ -56,8 +57,8 @@ func (x *exchange) paced(k lane.Key, now time.Time) *refusal {
 	if wait == 0 {
 		return nil
 	}
-	return &refusal{
-		reason: reason.RateLimited, model: x.asked, wait: wait, retry: wholeSeconds(wait),
-		detail: fmt.Sprintf("Your limit of %g requests per second for model '%s' at this gateway is reached.", rate, x.asked),
+	return &refuse.Refusal{
+		Reason: reason.RateLimited, Model: x.asked, Wait: wait, Retry: refuse.WholeSeconds(wait),
+		Detail: fmt.Sprintf("Your limit of %g requests per second for model '%s' at this gateway is reached.", rate, x.asked),
 	}
 }

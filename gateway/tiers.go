@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"penstock/fleet"
+	"penstock/gateway/refuse"
 	"penstock/policy"
 	"penstock/reason"
 )
@@ -22,7 +23,7 @@ func (g *Gateway) SetPolicy(p *policy.Policy) {
 }
 
 // classify puts the request into its lane.
-func (x *exchange) classify() *refusal {
+func (x *exchange) classify() *refuse.Refusal {
 	p := &x.request
 	prompt, _ := x.g.prices.quote(x.who.Name, p)
 	x.asked = p.Model
@@ -34,10 +35,10 @@ func (x *exchange) classify() *refusal {
 	switch x.class.Reason {
 	case reason.OK:
 	case reason.Forbidden:
-		return &refusal{reason: reason.Forbidden, model: p.Model, param: "model", detail: fmt.Sprintf("This API key may not use the model '%s'. GET /v1/models lists what it may.", p.Model)}
+		return &refuse.Refusal{Reason: reason.Forbidden, Model: p.Model, Param: "model", Detail: fmt.Sprintf("This API key may not use the model '%s'. GET /v1/models lists what it may.", p.Model)}
 	default:
 		x.class.Tier, x.class.Lane.Tier = 0, x.policy.DefaultTier()
-		return &refusal{reason: reason.BadRequest, detail: fmt.Sprintf("The header x-penstock-tier is %q. Send one of: %s.", cut(x.r.Header.Get("X-Penstock-Tier")), strings.Join(x.policy.TierNames(), ", "))}
+		return &refuse.Refusal{Reason: reason.BadRequest, Detail: fmt.Sprintf("The header x-penstock-tier is %q. Send one of: %s.", cut(x.r.Header.Get("X-Penstock-Tier")), strings.Join(x.policy.TierNames(), ", "))}
 	}
 	x.onward.filters = x.policy.Filters(&x.asking)
 	x.asking.Body = nil // nothing looks into it again, and it may be the second copy
