@@ -210,7 +210,7 @@ func (x *exchange) queue() *refuse.Refusal {
 	var known []registry.Engine
 	var unknown bool
 	err := x.persist(x.r.Context(), func() (err error) {
-		known, unknown, err = g.directory.known(x.r.Context(), p.Model, key.Pool)
+		known, unknown, err = g.directory.Known(x.r.Context(), p.Model, key.Pool)
 		return err
 	})
 	if err != nil {
@@ -223,7 +223,7 @@ func (x *exchange) queue() *refuse.Refusal {
 	x.known = x.onward.filter == nil && len(known) > 0 && len(known[0].Models) > 0
 	prompt, output := g.prices.quote(x.who.Name, p)
 	now := time.Now()
-	drain, firstToken := g.directory.drain(p.Model, key.Pool, known, now)
+	drain, firstToken := g.directory.Drain(p.Model, key.Pool, known, now)
 	if drain.Engines == 0 {
 		return g.noEngine(p.Model, key.Pool, known, now)
 	}
@@ -236,7 +236,7 @@ func (x *exchange) queue() *refuse.Refusal {
 			return x.tooImpatient(timeout, inference)
 		}
 	}
-	if x.onward.filter == nil && x.onward.former == nil && g.directory.relieved(p.Model, x.class.Tier, now) {
+	if x.onward.filter == nil && x.onward.former == nil && g.directory.Relieved(p.Model, x.class.Tier, now) {
 		x.limits.relieve(x.maxDeadline())
 	}
 	m := &queue.Message{
@@ -253,7 +253,7 @@ func (x *exchange) queue() *refuse.Refusal {
 		}
 	}
 	if g.cfg.RefuseLaw == LawWatermark {
-		if f := g.directory.water(p.Model, key.Pool, x.id, now); f != nil {
+		if f := water(g.directory, p.Model, key.Pool, x.id, now); f != nil {
 			return f
 		}
 		limit = g.cfg.MaxDeadline // no predicted start is too late
@@ -369,7 +369,7 @@ func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
 // tell tells node, "" for none, that the request is over.
 func (x *exchange) tell(node string) {
 	if node != "" && x.g.deps.Direct != nil {
-		x.g.deps.Direct(x.g.directory.address(node), x.id)
+		x.g.deps.Direct(x.g.directory.Address(node), x.id)
 	}
 }
 

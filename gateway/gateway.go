@@ -18,6 +18,7 @@ import (
 
 	"penstock/cost"
 	"penstock/fleet"
+	"penstock/gateway/directory"
 	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
 	"penstock/gateway/refuse"
@@ -76,7 +77,7 @@ type Deps struct {
 type Gateway struct {
 	cfg       Config
 	deps      Deps
-	directory directory
+	directory *directory.Directory
 	prices    prices
 	refusals  refuse.Table
 	inboxes   *inbox.All
@@ -130,7 +131,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	}
 	g := &Gateway{
 		cfg: cfg, deps: deps, metrics: m,
-		directory: directory{from: deps.Directory, rows: deps.Rows, rates: map[string]rate{}},
+		directory: directory.New(deps.Directory, deps.Rows),
 		refusals:  refuse.Table{Saturated: cfg.SaturatedStatus},
 		prices:    prices{estimate: estimate},
 		sends:     sends{next: map[lane.Key]time.Time{}},

@@ -113,7 +113,7 @@ func (x *exchange) inference(firstToken time.Duration, output int, now time.Time
 	if x.limits.idle && x.request.Stream {
 		return firstToken
 	}
-	return firstToken + time.Duration(output)*fleet.Step(x.g.directory.rowsOf(x.class.Lane.Pool), x.request.Model, now)
+	return firstToken + time.Duration(output)*fleet.Step(x.g.directory.Rows(x.class.Lane.Pool), x.request.Model, now)
 }
 
 // tooImpatient is the refusal of a request that could not be answered in time by an

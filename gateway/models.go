@@ -2,181 +2,22 @@ package gateway
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"penstock/fleet"
+	"penstock/gateway/directory"
 	"penstock/gateway/refuse"
 	"penstock/reason"
 	"penstock/registry"
 )
 
-const (
-	directoryAge  = time.Second            // a reading this fresh is used as it is
-	directoryMiss = 100 * time.Millisecond // age from which a model not found is looked for again
-	directoryBusy = 3 * time.Second        // a reading is used this long while another is under way
-	directoryOld  = 30 * time.Second       // a reading is used this long while the store is away
-	directoryWait = 2 * time.Second        // longest one reading may take
-	engineGone    = 10 * time.Second       // an entry not renewed this long is no live engine
-	keepRate      = 30 * time.Second       // the last drain rate is used this long without fresh rows
-)
-
-// directory caches the engine directory and remembers the drain rates, so that a
-// request normally costs no call.
-type directory struct {
-	from registry.Directory
-	rows func() []fleet.Row
-
-	last    atomic.Pointer[reading]
-	reading sync.Mutex // held while one request reads for all
-
-	mu    sync.Mutex
-	rates map[string]rate // guarded by mu; by model, only models an engine reported
-}
-
-type reading struct {
-	at      time.Time
-	engines []registry.Engine
-	byModel map[string][]registry.Engine
-	silent  []registry.Engine // engines that have not said yet what they serve
-}
-
-type rate struct {
-	at         time.Time
-	tokens     float64 // per second
-	firstToken time.Duration
-}
-
-// read returns the directory, at most maxAge old where the store answers.
-func (d *directory) read(ctx context.Context, maxAge time.Duration) (*reading, error) {
-	last := d.last.Load()
-	if last != nil && time.Since(last.at) <= maxAge {
-		return last, nil
-	}
-	if last != nil && time.Since(last.at) <= directoryBusy {
-		if !d.reading.TryLock() {
-			return last, nil // somebody reads already
-		}
-	} else {
-		d.reading.Lock()
-	}
-	defer d.reading.Unlock()
-	if last = d.last.Load(); last != nil && time.Since(last.at) <= maxAge {
-		return last, nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), directoryWait) // it is for others too
-	defer cancel()
-	engines, err := d.from.Engines(ctx)
-	if err != nil {
-		if last != nil && time.Since(last.at) <= directoryOld {
-			return last, nil
-		}
-		return nil, err
-	}
-	now := &reading{at: time.Now(), engines: engines, byModel: map[string][]registry.Engine{}}
-	for _, e := range engines {
-		if len(e.Models) == 0 {
-			now.silent = append(now.silent, e)
-		}
-		for _, model := range e.Models {
-			now.byModel[model] = append(now.byModel[model], e)
-		}
-	}
-	d.last.Store(now)
-	return now, nil
-}
-
-// address is where the agent of node is reached, as last read; "" = not known.
-func (d *directory) address(node string) string {
-	if last := d.last.Load(); last != nil {
-		if i := slices.IndexFunc(last.engines, func(e registry.Engine) bool { return e.Node == node }); i >= 0 {
-			return last.engines[i].GRPC
-		}
-	}
-	return ""
-}
-
-// known returns the engines that serve model and are of pool, "" for any, live or lately seen. Where none does,
-// it returns those that may, since they have not said what they serve, and whether
-// the model is certainly not served here.
-func (d *directory) known(ctx context.Context, model, pool string) (engines []registry.Engine, unknown bool, err error) {
-	var now *reading
-	for _, age := range []time.Duration{directoryAge, directoryMiss} {
-		if now, err = d.read(ctx, age); err != nil {
-			return nil, false, err
-		}
-		if found := now.byModel[model]; len(found) > 0 {
-			return ofPool(found, pool), false, nil
-		}
-	}
-	return ofPool(now.silent, pool), len(now.byModel) > 0 && len(now.silent) == 0, nil
-}
-
-// ofPool are the engines of a hardware class; "" = all.
-func ofPool(engines []registry.Engine, pool string) []registry.Engine {
-	if pool == "" {
-		return engines
-	}
-	return slices.DeleteFunc(slices.Clone(engines), func(e registry.Engine) bool { return e.Pool != pool })
-}
-
-// rowsOf are the rows of a hardware class; "" = all.
-func (d *directory) rowsOf(pool string) []fleet.Row {
-	if d.rows == nil {
-		return nil
-	}
-	rows := d.rows()
-	if pool == "" {
-		return rows
-	}
-	pool = pool[:min(len(pool), fleet.MaxPool)] // as much as a row has of it
-	return slices.DeleteFunc(slices.Clone(rows), func(r fleet.Row) bool { return r.Pool != pool })
-}
-
-// drain is how fast the live engines of model and pool take work, and the shortest time
-// from start to first token. Without fresh rows the directory still says who
-// lives, and the last rate holds for keepRate.
-func (d *directory) drain(model, pool string, known []registry.Engine, now time.Time) (registry.Drain, time.Duration) {
-	rows := d.rowsOf(pool)
-	engines, tokens, firstToken := fleet.Drain(rows, model, now)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	name := model
-	if pool != "" {
-		name += " in " + pool // a model's name and a pool's come from the policy and the engines: few
-	}
-	last, ok := d.rates[name]
-	if ok = ok && now.Sub(last.at) <= keepRate; engines > 0 {
-		if tokens > 0 {
-			d.rates[name] = rate{at: now, tokens: tokens, firstToken: firstToken}
-		} else if ok {
-			tokens = last.tokens
-		}
-		return registry.Drain{Engines: engines, Rate: tokens}, firstToken
-	}
-	if fleet.Known(rows, model, now) {
-		return registry.Drain{}, 0
-	}
-	for i := range known {
-		if live(&known[i], now) {
-			engines++
-		}
-	}
-	if ok && engines > 0 {
-		return registry.Drain{Engines: engines, Rate: last.tokens}, last.firstToken
-	}
-	return registry.Drain{Engines: engines}, 0
-}
-
 // water refuses by the law "watermark".
-func (d *directory) water(model, pool, id string, now time.Time) *refuse.Refusal {
-	w := fleet.Level(d.rowsOf(pool), model, now)
+func water(d *directory.Directory, model, pool, id string, now time.Time) *refuse.Refusal {
+	w := fleet.Level(d.Rows(pool), model, now)
 	if !w.Refuses(id, now) {
 		return nil
 	}
@@ -185,10 +26,6 @@ func (d *directory) water(model, pool, id string, now time.Time) *refuse.Refusal
 		f.Detail = fmt.Sprintf("The engines for model '%s' are full: %.0f %% of their KV cache, %s waiting in %s.", model, 100*w.KV, refuse.Count(w.Waiting, "request"), refuse.Count(w.Engines, "engine"))
 	}
 	return f
-}
-
-func live(e *registry.Engine, now time.Time) bool {
-	return (e.State == reason.OK || e.State == reason.Stale) && now.Sub(e.Seen) <= engineGone
 }
 
 // noEngine words why none of the engines that are known for a model takes work: by
@@ -203,7 +40,7 @@ func (g *Gateway) noEngine(model, pool string, known []registry.Engine, now time
 	}
 	newest := slices.MaxFunc(known, func(a, b registry.Engine) int { return a.Seen.Compare(b.Seen) })
 	why := g.cause(&newest, now)
-	if age := now.Sub(newest.Seen); age > engineGone {
+	if age := now.Sub(newest.Seen); age > directory.Gone {
 		if why != "" {
 			why = ": " + why
 		}
@@ -227,7 +64,7 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 		g.refuseEarly(w, &refuse.Refusal{Reason: reason.NoKey})
 		return
 	}
-	known, err := g.directory.read(r.Context(), directoryAge)
+	known, err := g.directory.Read(r.Context(), directory.Fresh)
 	if err != nil {
 		g.warn("read directory", err)
 		g.refuseEarly(w, &refuse.Refusal{Reason: reason.RecordStoreAway})
@@ -248,7 +85,7 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 		m := model{ID: id, Object: "model", Created: g.started.Unix(), OwnedBy: "penstock"}
 		shown := false
 		for i := range engines {
-			if time.Since(engines[i].Seen) > engineGone {
+			if time.Since(engines[i].Seen) > directory.Gone {
 				continue
 			}
 			shown = true
@@ -260,19 +97,19 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 			list.Data = append(list.Data, m)
 		}
 	}
-	for id, engines := range known.byModel {
+	for id, engines := range known.ByModel {
 		if tenant.May(id) {
 			add(id, engines)
 		}
 	}
 	for id, targets := range rules.Aliases() {
-		if known.byModel[id] != nil {
+		if known.ByModel[id] != nil {
 			continue
 		}
 		var engines []registry.Engine
 		for _, t := range targets {
 			if tenant.May(id, t.Model) {
-				engines = append(engines, known.byModel[t.Model]...)
+				engines = append(engines, known.ByModel[t.Model]...)
 			}
 		}
 		add(id, engines)

@@ -16,7 +16,6 @@ import (
 	"penstock/fleet"
 	"penstock/policy"
 	"penstock/reason"
-	"penstock/registry"
 )
 
 const rulebook = `
@@ -139,23 +138,6 @@ func TestModelsOfATenant(t *testing.T) {
 	defer r.Body.Close()
 	if list := readAll(t, r.Body); strings.Contains(list, `"id":"q"`) {
 		t.Errorf("models %s, want none", list)
-	}
-}
-
-// TestPool: engines of other classes count neither as known nor for the predicted
-// start.
-func TestPool(t *testing.T) {
-	now := time.Now()
-	d := directory{rates: map[string]rate{}, rows: func() []fleet.Row {
-		return []fleet.Row{
-			{Node: "a", Models: fleet.Models("q"), Pool: "a100", State: reason.OK, DrainRate: 100, At: now},
-			{Node: "b", Models: fleet.Models("q"), Pool: "h200", State: reason.OK, DrainRate: 1000, At: now},
-		}
-	}}
-	for pool, want := range map[string]registry.Drain{"": {Engines: 2, Rate: 1100}, "h200": {Engines: 1, Rate: 1000}, "v100": {}} {
-		if got, _ := d.drain("q", pool, nil, now); got != want {
-			t.Errorf("pool %q: %+v, want %+v", pool, got, want)
-		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"penstock/fleet"
+	"penstock/gateway/directory"
 	"penstock/policy"
 	"penstock/queue"
 	"penstock/reason"
@@ -221,10 +222,10 @@ func TestRefusedRequests(t *testing.T) {
 
 // TestWaterWithoutRows: the law "watermark" refuses half while no row counts.
 func TestWaterWithoutRows(t *testing.T) {
-	d := directory{rows: func() []fleet.Row { return nil }}
+	d := directory.New(nil, func() []fleet.Row { return nil })
 	refused := 0
 	for i := range 1000 {
-		if f := d.water("q", "", fmt.Sprint(i), time.Unix(1000, 0)); f != nil {
+		if f := water(d, "q", "", fmt.Sprint(i), time.Unix(1000, 0)); f != nil {
 			refused++
 			if text := f.Text(time.Second); text != "How full the engines for model 'q' are is not known. Please try again in 1 second." || f.Reason != reason.Overloaded {
 				t.Fatalf("refused with %s, %q", f.Reason, text)

@@ -7,11 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"penstock/fleet"
 	"penstock/lane"
 	"penstock/queue"
-	"penstock/reason"
-	"penstock/registry"
 	"penstock/response"
 )
 
@@ -100,35 +97,4 @@ func TestUsageIsLearned(t *testing.T) {
 			t.Errorf("prompt of 8000 bytes quoted as %d, after 30 answers that said 4000: %d", first, last)
 		}
 	})
-}
-
-func TestDrainRate(t *testing.T) {
-	now := time.Now()
-	row := func(rate float64, age time.Duration) fleet.Row {
-		return fleet.Row{Models: fleet.Models("q"), State: reason.OK, DrainRate: rate, FirstToken: 80 * time.Millisecond, At: now.Add(-age)}
-	}
-	alive := registry.Engine{Models: []string{"q"}, State: reason.OK, Seen: now}
-	asleep := registry.Engine{Models: []string{"q"}, State: reason.Asleep, Seen: now}
-	gone := registry.Engine{Models: []string{"q"}, State: reason.OK, Seen: now.Add(-11 * time.Second)}
-	for _, c := range []struct {
-		name  string
-		rows  []fleet.Row
-		known []registry.Engine
-		last  rate
-		want  registry.Drain
-		first time.Duration
-	}{
-		{"rows", []fleet.Row{row(100, 0), row(300, 0)}, nil, rate{}, registry.Drain{Engines: 2, Rate: 400}, 80 * time.Millisecond},
-		{"rows without a rate yet", []fleet.Row{row(0, 0)}, nil, rate{now.Add(-20 * time.Second), 50, 0}, registry.Drain{Engines: 1, Rate: 50}, 80 * time.Millisecond},
-		{"no fresh row: the last rate", []fleet.Row{row(100, 2*time.Second)}, []registry.Engine{alive, asleep, gone}, rate{now.Add(-20 * time.Second), 50, time.Second}, registry.Drain{Engines: 1, Rate: 50}, time.Second},
-		{"the last rate is too old", nil, []registry.Engine{alive}, rate{now.Add(-31 * time.Second), 50, time.Second}, registry.Drain{Engines: 1}, 0},
-		{"nobody", nil, []registry.Engine{asleep, gone}, rate{now, 50, time.Second}, registry.Drain{}, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			d := directory{rows: func() []fleet.Row { return c.rows }, rates: map[string]rate{"q": c.last}}
-			if got, first := d.drain("q", "", c.known, now); got != c.want || first != c.first {
-				t.Errorf("drain = %+v, %s, want %+v, %s", got, first, c.want, c.first)
-			}
-		})
-	}
 }

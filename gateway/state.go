@@ -3,11 +3,10 @@ package gateway
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"time"
 
-	"penstock/fleet"
+	"penstock/gateway/directory"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -17,17 +16,17 @@ const shown = 100
 
 // State is what the gateway knows, for /debug/state. Times are seconds.
 type State struct {
-	Ready     bool       `json:"ready"`
-	Why       string     `json:"why,omitempty"` // not ready
-	Mailbox   Mailbox    `json:"mailbox"`
-	Requests  Requests   `json:"requests"`
-	Directory Directory  `json:"directory"`
-	Models    []Model    `json:"models"`  // the first in order of name
-	Engines   []Engine   `json:"engines"` // the first in order of name
-	Reasons   []Failures `json:"reasons"` // every reason so far, the most frequent first
-	Refused   []Failure  `json:"refused"` // the last before the queue, newest first
-	Failed    []Failure  `json:"failed"`  // the last that had been queued, newest first
-	Routed    []Failure  `json:"routed"`  // the last that went through more than one lane, newest first
+	Ready     bool              `json:"ready"`
+	Why       string            `json:"why,omitempty"` // not ready
+	Mailbox   Mailbox           `json:"mailbox"`
+	Requests  Requests          `json:"requests"`
+	Directory Directory         `json:"directory"`
+	Models    []directory.Model `json:"models"`  // the first in order of name
+	Engines   []Engine          `json:"engines"` // the first in order of name
+	Reasons   []Failures        `json:"reasons"` // every reason so far, the most frequent first
+	Refused   []Failure         `json:"refused"` // the last before the queue, newest first
+	Failed    []Failure         `json:"failed"`  // the last that had been queued, newest first
+	Routed    []Failure         `json:"routed"`  // the last that went through more than one lane, newest first
 }
 
 // Mailbox is where the events of this gateway's requests come to.
@@ -54,16 +53,6 @@ type Directory struct {
 	// Beyond what is shown.
 	MoreModels  int `json:"more_models,omitempty"`
 	MoreEngines int `json:"more_engines,omitempty"`
-}
-
-// Model is what the door knows of one model.
-type Model struct {
-	Model      string  `json:"model"`
-	Engines    int     `json:"engines"` // known
-	Live       int     `json:"live"`    // of them, by the directory
-	Rate       float64 `json:"drain_tokens_per_second"`
-	RateAge    float64 `json:"drain_age_seconds"` // -1 = no rate was ever known; above 30 it is not used
-	FirstToken float64 `json:"first_token_seconds"`
 }
 
 // Engine is what the gateway knows of one engine: its entry in the directory and
@@ -100,19 +89,19 @@ func (g *Gateway) DebugState() State {
 	n := g.inboxes.Count()
 	s.Requests = Requests{Open: int(g.open.Load()), Queued: n.Queued, Running: n.Running, Streaming: n.Streaming, Plain: n.Plain}
 	s.Requests.Arriving = max(s.Requests.Open-s.Requests.Queued-s.Requests.Running-s.Requests.Streaming, 0)
-	known, err := g.directory.read(context.Background(), directoryAge)
+	known, err := g.directory.Read(context.Background(), directory.Fresh)
 	if err != nil {
 		s.Directory.Error = err.Error()
-		known = g.directory.last.Load()
+		known = g.directory.Last()
 	}
 	now := time.Now()
 	s.Directory.Age = -1
 	if known == nil {
-		known = &reading{}
+		known = &directory.Reading{}
 	} else {
-		s.Directory.Age = now.Sub(known.at).Seconds()
+		s.Directory.Age = now.Sub(known.At).Seconds()
 	}
-	s.Models, s.Directory.MoreModels = first(g.directory.models(known, now))
+	s.Models, s.Directory.MoreModels = first(g.directory.Models(known, now))
 	s.Engines, s.Directory.MoreEngines = first(g.engines(known, now))
 	s.Reasons, s.Refused, s.Failed, s.Routed = g.journal.show(now)
 	return s
@@ -124,35 +113,12 @@ func first[T any](list []T) (head []T, more int) {
 	return list[:n], len(list) - n
 }
 
-// models lists what the door knows of each model, by name.
-func (d *directory) models(known *reading, now time.Time) []Model {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	out := make([]Model, 0, len(known.byModel))
-	for _, name := range slices.Sorted(maps.Keys(known.byModel)) {
-		m := Model{Model: name, Engines: len(known.byModel[name]), RateAge: -1}
-		for i := range known.byModel[name] {
-			if live(&known.byModel[name][i], now) {
-				m.Live++
-			}
-		}
-		if r, ok := d.rates[name]; ok {
-			m.Rate, m.RateAge, m.FirstToken = r.tokens, now.Sub(r.at).Seconds(), r.firstToken.Seconds()
-		}
-		out = append(out, m)
-	}
-	return out
-}
-
 // engines lists what is known of each engine, by name.
-func (g *Gateway) engines(known *reading, now time.Time) []Engine {
-	var rows []fleet.Row
-	if g.directory.rows != nil {
-		rows = g.directory.rows()
-	}
-	out := make([]Engine, 0, len(known.engines))
-	for i := range known.engines {
-		e := &known.engines[i]
+func (g *Gateway) engines(known *directory.Reading, now time.Time) []Engine {
+	rows := g.directory.Rows("")
+	out := make([]Engine, 0, len(known.Engines))
+	for i := range known.Engines {
+		e := &known.Engines[i]
 		out = append(out, Engine{
 			Node: e.Node, Models: e.Models, Pool: e.Pool, MaxModelLen: e.MaxModelLen, State: e.State, Cause: g.cause(e, now),
 			Seen: now.Sub(e.Seen).Seconds(),
@@ -182,7 +148,7 @@ func (g *Gateway) cause(e *registry.Engine, now time.Time) string {
 			return why
 		}
 	}
-	if now.Sub(e.Seen) > engineGone {
+	if now.Sub(e.Seen) > directory.Gone {
 		now = e.Seen
 	}
 	return e.Why(now)

@@ -129,7 +129,7 @@ func TestDebugStateWithoutStore(t *testing.T) {
 			stub.engines = append(stub.engines, registry.Engine{Node: fmt.Sprintf("e%03d", i), Models: []string{fmt.Sprint(i)}})
 		}
 		stub.dirErr = nil
-		if _, err := s.g.directory.read(context.Background(), 0); err != nil {
+		if _, err := s.g.directory.Read(context.Background(), 0); err != nil {
 			t.Fatal(err)
 		}
 		stub.dirErr = errors.New("away")

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"penstock/fleet"
 	"penstock/gateway/refuse"
 	"penstock/policy"
 	"penstock/reason"
@@ -94,9 +93,4 @@ func (l *limits) relieve(most time.Duration) {
 	if !l.ttftNamed {
 		l.ttft = max(l.ttft, l.deadline) // it is in time until then
 	}
-}
-
-// relieved reports whether a tier has relief on an engine of model.
-func (d *directory) relieved(model string, tier int, now time.Time) bool {
-	return d.rows != nil && fleet.Relief(d.rows(), model, now)>>tier&1 == 1
 }
