@@ -120,7 +120,7 @@ func (s *Service) reload() {
 	err := s.Reload()
 	s.notify("READY=1")
 	if err != nil {
-		s.Log.Error("reload refused, everything stays as it was", "err", err)
+		s.Log.Error("reload refused, that part stays as it was", "err", err)
 		s.notify("STATUS=reload refused: " + err.Error())
 		return
 	}

@@ -67,7 +67,7 @@ func (r *reloader) report(ctx context.Context) *reloadReport {
 	if r.keys != nil && r.keys.opts.cfg.KeyFile != "" {
 		report.Parts = append(report.Parts, r.keys.reload())
 	}
-	report.Parts = append(report.Parts, r.settings.compare()...)
+	report.Parts = append(report.Parts, r.settings.compare(report.err() == nil)...)
 	report.OK = report.err() == nil
 	return report
 }
@@ -144,8 +144,9 @@ func fingerprint(path string) string {
 }
 
 // compare reads the configuration file again, as a start with the same command line
-// would, and says what would be another then.
-func (s *settings) compare() []outcome {
+// would, and says what would be another then. check: whether that start would succeed,
+// too; where the policy is wrong, that is known.
+func (s *settings) compare(check bool) []outcome {
 	if s == nil {
 		return nil
 	}
@@ -163,7 +164,7 @@ func (s *settings) compare() []outcome {
 		}
 	})
 	origins, err := config.Load(fresh, file, os.LookupEnv)
-	if err == nil {
+	if err == nil && check {
 		_, err = readOptions(fresh)
 	}
 	if err != nil {
@@ -196,7 +197,7 @@ func newReload() *cobra.Command {
 		Short: "Make a process read its policy and keys again, and say what changed",
 		Long: `reload makes a running standalone, agent or gateway on this host read its policy, gossip's keys and its configuration
 file again, and says of each part what became of it: applied, unchanged, refused, or, of settings that hold from the
-start to the end, needs restart. What is refused leaves everything as it was; so does SIGHUP, into the log.
+start to the end, needs restart. What is refused stays as it was. SIGHUP does the same, into the log.
 
 Exit code 1 if something was refused, 4 if nobody answers at --admin.`,
 		Example: `  penstock reload                           # standalone or agent

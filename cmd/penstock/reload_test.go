@@ -51,7 +51,7 @@ func TestReload(t *testing.T) {
 	write(file, "tiers: [{name: a}, {name: b}]\n")
 	has("a new policy", exitOK, "policy applied "+file, "was ")
 	write(file, "tiers: [{name: a}]\n\ntears: []\n")
-	has("a wrong one", exitFailed, "policy refused", "line 3", "\n    tears: []\n    ^")
+	has("a wrong one", exitFailed, "policy refused", "line 3", "\n    tears: []\n    ^", "settings unchanged")
 	if got := strings.Join(p.policies.Current().TierNames(), ""); got != "ab" {
 		t.Errorf("tiers %s, want those of before", got)
 	}

@@ -158,7 +158,7 @@ func (s *stack) hangup(ctx context.Context) error {
 		select {
 		case <-signals:
 			if err := s.again.Reload(); err != nil {
-				s.log.Error("reload refused, everything stays as it was", "err", err)
+				s.log.Error("reload refused, that part stays as it was", "err", err)
 			} else {
 				s.log.Info("reloaded")
 			}

@@ -225,7 +225,7 @@ func (s *Source) fail(asked bool, kind string, err error) error {
 	s.metrics.failures.Inc()
 	if !asked {
 		line, _, _ := strings.Cut(err.Error(), "\n")
-		s.log.Error("policy "+kind+", the old one stays", "source", s.place.String(), "err", line)
+		s.log.Error("policy not taken over, the old one stays", "why", kind, "source", s.place.String(), "err", line)
 	}
 	return err
 }

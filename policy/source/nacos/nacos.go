@@ -164,7 +164,11 @@ func (e *Entry) Close() error {
 }
 
 func (e *Entry) String() string {
-	text := "nacos://" + strings.Join(e.cfg.Servers, ",") + "/" + e.cfg.DataID + "?group=" + e.cfg.Group
+	scheme := "nacos://"
+	if e.cfg.TLS {
+		scheme = "nacoss://"
+	}
+	text := scheme + strings.Join(e.cfg.Servers, ",") + "/" + e.cfg.DataID + "?group=" + e.cfg.Group
 	if e.cfg.Namespace != "" {
 		text += "&namespace=" + e.cfg.Namespace
 	}

@@ -198,3 +198,24 @@ func TestParseURL(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseURL: what is taken is written so that it is taken again.
+func FuzzParseURL(f *testing.F) {
+	for _, text := range []string{"nacos://h/p.yaml", "nacos://h:80,[::1]/p?group=g&namespace=n", "nacoss://h/p?tenant=n", "nacos://h:a/b", "nacos://%41/%42?%43"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		cfg, err := ParseURL(text)
+		if err != nil {
+			return
+		}
+		e, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseURL(e.String())
+		if diff := cmp.Diff(e.cfg, again); err != nil || diff != "" {
+			t.Errorf("%q is %v: %v (-want +got):\n%s", text, e, err, diff)
+		}
+	})
+}

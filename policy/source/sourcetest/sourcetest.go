@@ -189,8 +189,8 @@ func wrong(t *testing.T, s Stage) {
 	if err == nil || !strings.Contains(err.Error(), "line 2") && !strings.Contains(err.Error(), "[2:") || !strings.Contains(err.Error(), "^") {
 		t.Errorf("Reload: %v, want the fault with its line and mark", err)
 	}
-	if r.Current() != good || r.lines("policy refused") != 1 || r.failures() != 2 {
-		t.Errorf("policy %s, %d lines, %v failures; want the old one, one line, and two failures with the reload", r.Current().Hash, r.lines("policy refused"), r.failures())
+	if r.Current() != good || r.lines("why=refused") != 1 || r.failures() != 2 {
+		t.Errorf("policy %s, %d lines, %v failures; want the old one, one line, and two failures with the reload", r.Current().Hash, r.lines("why=refused"), r.failures())
 	}
 	if state := r.State(); state.Newest == state.Hash || state.Newest == "" {
 		t.Errorf("state %+v, want the hash of the wrong text as the newest", state)
@@ -210,8 +210,8 @@ func gone(t *testing.T, s Stage) {
 	good := r.Current()
 	s.Remove()
 	r.until("gone", func() bool { return strings.Contains(r.State().Problem, "is gone") })
-	if _, err := r.Reload(t.Context()); err == nil || r.Current() != good || r.lines("policy gone, the old one stays") != 1 || r.failures() != 2 {
-		t.Errorf("%v, policy %s, %d lines, %v failures; want the old one, one line", err, r.Current().Hash, r.lines("policy gone"), r.failures())
+	if _, err := r.Reload(t.Context()); err == nil || r.Current() != good || r.lines("why=gone") != 1 || r.failures() != 2 {
+		t.Errorf("%v, policy %s, %d lines, %v failures; want the old one, one line", err, r.Current().Hash, r.lines("why=gone"), r.failures())
 	}
 	s.Write(of("a"))
 	r.until("back", func() bool { return r.State().Problem == "" })
@@ -232,8 +232,8 @@ func away(t *testing.T, s Stage) {
 	if _, err := r.Reload(t.Context()); err == nil {
 		t.Error("Reload of a place that is away succeeds")
 	}
-	if ok, why := r.Ready(); !ok || r.Current() != good || r.lines("policy away, the old one stays") != 1 {
-		t.Errorf("ready %v %s, %d lines; want the old one in force, one line", ok, why, r.lines("policy away"))
+	if ok, why := r.Ready(); !ok || r.Current() != good || r.lines("why=away") != 1 {
+		t.Errorf("ready %v %s, %d lines; want the old one in force, one line", ok, why, r.lines("why=away"))
 	}
 	s.Away(false)
 	s.Write(of("b"))

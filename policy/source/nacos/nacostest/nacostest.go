@@ -84,7 +84,7 @@ func (s *Server) WithoutCAS() { s.change(func() { s.noCAS = true }) }
 // BeforeWrite has f called once, before the next write is judged.
 func (s *Server) BeforeWrite(f func()) { s.change(func() { s.onWrite = f }) }
 
-// Logins and polls so far.
+// Counts are the logins and polls so far.
 func (s *Server) Counts() (logins, polls int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
