@@ -8,6 +8,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -116,7 +117,7 @@ func newFleet() (*fleet, error) {
 		fmt.Fprintf(keys, "%s: hostile-%d\n", name, i)
 	}
 	keyFile := filepath.Join(home, "keys.yaml")
-	if err := os.WriteFile(keyFile, []byte(keys.String()), 0o600); err != nil {
+	if err := errors.Join(os.WriteFile(keyFile, []byte(keys.String()), 0o600), writePolicy(plainPolicy)); err != nil {
 		return nil, err
 	}
 	newPart := func(name string, args ...string) *part {
@@ -134,13 +135,13 @@ func newFleet() (*fleet, error) {
 		step := map[string]string{alpha: "10ms", beta: slowToken.String()}[model]
 		e := engine(fmt.Sprintf("engine%d", i), model, step, 12+i)
 		a := newPart(fmt.Sprintf("node%d", i), "agent", "--node", fmt.Sprintf("node%d", i), "--engine", e.url, "--rocketmq", addr(5), "--redis", addr(10),
-			"--grpc", addr(20+5*i), "--admin", addr(21+5*i), "--metrics", addr(22+5*i), "--gossip", addr(23+5*i), "--join", addr(23))
+			"--grpc", addr(20+5*i), "--admin", addr(21+5*i), "--metrics", addr(22+5*i), "--gossip", addr(23+5*i), "--join", addr(23), "--policy", policyFile())
 		a.admin = "http://" + addr(21+5*i)
 		f.engines, f.agents = append(f.engines, e), append(f.agents, a)
 	}
 	for i := range 2 {
 		g := newPart(fmt.Sprintf("gateway%d", i), "gateway", "--listen", addr(40+5*i), "--rocketmq", addr(5), "--redis", addr(10), "--api-keys", keyFile,
-			"--admin", addr(41+5*i), "--metrics", addr(42+5*i), "--gossip", addr(43+5*i), "--join", addr(23))
+			"--admin", addr(41+5*i), "--metrics", addr(42+5*i), "--gossip", addr(43+5*i), "--join", addr(23), "--policy", policyFile())
 		g.url, g.admin = "http://"+addr(40+5*i), "http://"+addr(41+5*i)
 		f.gateways = append(f.gateways, g)
 	}
@@ -219,11 +220,13 @@ func (f *fleet) parts() []*part {
 }
 
 // fresh returns the API key of a tenant that no request was for.
-func (f *fleet) fresh() string {
+func (f *fleet) fresh() string { return key(f.freshTenant()) }
+
+func (f *fleet) freshTenant() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.tenant++
-	return key(tenants - f.tenant)
+	return tenants - f.tenant
 }
 
 // close ends everything, and says what ran. A fleet no request went through is an error.
