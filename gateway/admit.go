@@ -12,6 +12,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"penstock/gateway/headers"
 	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
 	"penstock/gateway/refuse"
@@ -41,7 +42,7 @@ type exchange struct {
 	class     policy.Decision
 	path      string // of the API
 	request   openai.Request
-	limits    limits
+	limits    headers.Limits
 	trip      route.Trip
 	onward    onward
 	ahead     int             // requests ahead of it when it came
@@ -65,7 +66,7 @@ func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind strin
 	x := &exchange{g: g, w: w, rc: http.NewResponseController(w), r: r, arrived: time.Now(), id: newID(), policy: g.policy.Load()}
 	x.class.Lane = lane.Key{Tier: x.policy.DefaultTier(), Type: kind}
 	x.path, x.request.Kind = path, kind
-	if x.label = label(r.Header.Get("X-Request-Id")); x.label == "" {
+	if x.label = headers.Label(r.Header.Get("X-Request-Id")); x.label == "" {
 		x.label = x.id
 	}
 	w.Header()["X-Request-Id"] = []string{x.label}
@@ -157,8 +158,8 @@ func (x *exchange) accept(open int) *refuse.Refusal {
 		return f
 	}
 	var wrong string
-	if x.limits, wrong = parseLimits(h, x.ownLimits(), x.maxDeadline()); wrong == "" {
-		x.onward.wish, wrong = ParseWish(h)
+	if x.limits, wrong = headers.Parse(h, x.ownLimits(), x.maxDeadline()); wrong == "" {
+		x.onward.wish, wrong = headers.ParseWish(h)
 	}
 	if wrong != "" {
 		return &refuse.Refusal{Reason: reason.BadRequest, Detail: wrong}
@@ -174,7 +175,7 @@ func unread() *refuse.Refusal {
 // body reads the request's body whole.
 func (x *exchange) body() ([]byte, *refuse.Refusal) {
 	if e := x.r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
-		return nil, &refuse.Refusal{Reason: reason.BadRequest, Detail: fmt.Sprintf("Content-Encoding %q is not supported. Send plain JSON.", cut(e))}
+		return nil, &refuse.Refusal{Reason: reason.BadRequest, Detail: fmt.Sprintf("Content-Encoding %q is not supported. Send plain JSON.", headers.Cut(e))}
 	}
 	limit := x.g.cfg.MaxBody
 	tooLarge := &refuse.Refusal{Reason: reason.BodyTooLarge, Detail: fmt.Sprintf("The body is larger than %d bytes, the limit of this gateway (max_body in its configuration).", limit)}
@@ -230,23 +231,23 @@ func (x *exchange) queue() *refuse.Refusal {
 	if f := x.paced(key, now); f != nil {
 		return f
 	}
-	if l := &x.limits; l.patience > 0 && x.onward.filter == nil {
-		inference, timeout := x.inference(firstToken, output, now), time.Duration(float64(l.patience)/sdkPart)
-		if !l.fit(inference) {
+	if l := &x.limits; l.Patience > 0 && x.onward.filter == nil {
+		inference, timeout := x.inference(firstToken, output, now), time.Duration(float64(l.Patience)/headers.SDKPart)
+		if !l.Fit(inference) {
 			return x.tooImpatient(timeout, inference)
 		}
 	}
 	if x.onward.filter == nil && x.onward.former == nil && g.directory.Relieved(p.Model, x.class.Tier, now) {
-		x.limits.relieve(x.maxDeadline())
+		x.limits.Relieve(x.maxDeadline())
 	}
 	m := &queue.Message{
 		Version: queue.Version, ID: x.id, Lane: key, Path: x.onward.path(x.path),
-		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.deadline),
-		SLOTTFT: x.limits.ttft, SLOTTFTNamed: x.limits.ttftNamed, Patient: x.limits.deadlineNamed, SLOTPOT: x.limits.tpot,
+		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.Deadline),
+		SLOTTFT: x.limits.TTFT, SLOTTFTNamed: x.limits.TTFTNamed, Patient: x.limits.DeadlineNamed, SLOTPOT: x.limits.TPOT,
 		PromptTokens: prompt, SafePrompt: p.Longest, ExpectedOut: output, MaxTokens: p.MaxTokens, Sequences: p.Sequences,
-		Stream: p.Stream, Traceparent: traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.Body,
+		Stream: p.Stream, Traceparent: headers.Traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.Body,
 	}
-	limit := x.limits.door(firstToken)
+	limit := x.limits.Door(firstToken)
 	if x.trip.Moved() { // else nothing of the deadline is gone
 		if limit = min(limit, m.Deadline.Sub(now)); limit <= 0 {
 			return x.late()
@@ -353,7 +354,7 @@ func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
 	if err != nil {
 		x.g.warn("cancel", err)
 		if !onlyIfQueued && errors.Is(err, registry.ErrAway) {
-			x.g.later(lateCancel{x.id, x.arrived.Add(x.limits.deadline + lateFor)})
+			x.g.later(lateCancel{x.id, x.arrived.Add(x.limits.Deadline + lateFor)})
 		}
 	}
 	if !onlyIfQueued && c.Owner != told {

@@ -19,6 +19,7 @@ import (
 	"penstock/cost"
 	"penstock/fleet"
 	"penstock/gateway/directory"
+	"penstock/gateway/headers"
 	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
 	"penstock/gateway/refuse"
@@ -180,7 +181,7 @@ func (g *Gateway) routes() {
 		w.WriteHeader(http.StatusOK)
 	})
 	g.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		g.refuseEarly(w, &refuse.Refusal{Reason: reason.NotFound, Detail: fmt.Sprintf("There is no %s here. Try /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/models.", cut(r.URL.Path))})
+		g.refuseEarly(w, &refuse.Refusal{Reason: reason.NotFound, Detail: fmt.Sprintf("There is no %s here. Try /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/models.", headers.Cut(r.URL.Path))})
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"penstock/gateway/headers"
 	"penstock/gateway/refuse"
 	"penstock/quota"
 	"penstock/registry"
@@ -39,7 +40,7 @@ func (x *exchange) held() []quota.Limit {
 // all as long as quota.MaxWait and the client's patience allow.
 func (x *exchange) open(q registry.Request, d registry.Drain) (a registry.Admission, err error) {
 	now := time.Now()
-	until := now.Add(min(x.limits.smooth(), q.Deadline.Sub(now)))
+	until := now.Add(min(smooth(&x.limits), q.Deadline.Sub(now)))
 	for {
 		q.Patience = max(time.Until(until), 0)
 		ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
@@ -68,10 +69,10 @@ func (x *exchange) open(q registry.Request, d registry.Drain) (a registry.Admiss
 }
 
 // smooth is how long a request may sleep until its limits have room.
-func (l *limits) smooth() time.Duration {
-	most := min(quota.MaxWait, l.deadline)
-	if l.patience > 0 {
-		most = min(most, l.patience)
+func smooth(l *headers.Limits) time.Duration {
+	most := min(quota.MaxWait, l.Deadline)
+	if l.Patience > 0 {
+		most = min(most, l.Patience)
 	}
 	return most
 }

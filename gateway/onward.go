@@ -3,11 +3,9 @@ package gateway
 import (
 	"fmt"
 	"log/slog"
-	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
+	"penstock/gateway/headers"
 	"penstock/gateway/openai"
 	"penstock/gateway/refuse"
 	"penstock/gateway/route"
@@ -52,22 +50,6 @@ func (o *onward) path(own string) string {
 		return openai.ChatPath
 	}
 	return own
-}
-
-// ParseWish reads the header that says whether the request may be downgraded.
-// wrong is for the client whose header says neither.
-func ParseWish(h http.Header) (w policy.Wish, wrong string) {
-	value := strings.TrimSpace(h.Get("X-Penstock-Downgrade"))
-	if value == "" {
-		return policy.AsTenant, ""
-	}
-	switch yes, err := strconv.ParseBool(strings.ToLower(value)); {
-	case err != nil:
-		return policy.AsTenant, fmt.Sprintf("The header x-penstock-downgrade is %q. Send true or false.", cut(value))
-	case yes:
-		return policy.MayDowngrade, ""
-	}
-	return policy.MayNotDowngrade, ""
 }
 
 // next sets the request up for the lane it goes to: the next filter's, or its own. Each
@@ -136,7 +118,7 @@ func (x *exchange) sendOn(t policy.Trouble, was former) bool {
 	}
 	n := x.trip.Next(x.policy, &route.Stop{
 		Trouble: t, Class: x.class, Request: &x.asking, Wish: x.onward.wish,
-		Relayed: x.relay.chunks > 0, Left: time.Until(x.arrived.Add(x.limits.deadline)),
+		Relayed: x.relay.chunks > 0, Left: time.Until(x.arrived.Add(x.limits.Deadline)),
 	})
 	if n.Move == route.Stay {
 		return false
@@ -154,10 +136,10 @@ func (x *exchange) sendOn(t policy.Trouble, was former) bool {
 // relimit gives the request the targets of the tier it is put into; its deadline stays.
 func (x *exchange) relimit() {
 	was := x.limits
-	x.limits, _ = parseLimits(x.r.Header, x.ownLimits(), x.maxDeadline()) // accepted once
-	x.limits.deadline, x.limits.relieved = was.deadline, was.relieved
-	if was.relieved && !was.ttftNamed {
-		x.limits.ttft = max(x.limits.ttft, was.deadline)
+	x.limits, _ = headers.Parse(x.r.Header, x.ownLimits(), x.maxDeadline()) // accepted once
+	x.limits.Deadline, x.limits.Relieved = was.Deadline, was.Relieved
+	if was.Relieved && !was.TTFTNamed {
+		x.limits.TTFT = max(x.limits.TTFT, was.Deadline)
 	}
 }
 

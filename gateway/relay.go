@@ -51,7 +51,7 @@ type relay struct {
 // run relays until the request has its outcome, or goes to another lane: true.
 func (x *exchange) run() (again bool) {
 	v := &x.relay
-	v.askAt, v.heard = x.arrived.Add(x.limits.deadline), x.arrived
+	v.askAt, v.heard = x.arrived.Add(x.limits.Deadline), x.arrived
 	if v.wrote.IsZero() {
 		v.wrote = x.arrived
 	}
@@ -176,10 +176,10 @@ func (x *exchange) failed(e *response.Event) {
 
 // late is the refusal of a request whose start deadline has passed.
 func (x *exchange) late() *refuse.Refusal {
-	f := &refuse.Refusal{Reason: reason.DeadlinePassed, Model: x.model(), Wait: x.limits.deadline, NoRetry: x.limits.deadlineNamed}
-	if x.limits.relieved {
+	f := &refuse.Refusal{Reason: reason.DeadlinePassed, Model: x.model(), Wait: x.limits.Deadline, NoRetry: x.limits.DeadlineNamed}
+	if x.limits.Relieved {
 		f.Detail = fmt.Sprintf("The service is busy: %s ahead when this one came, about %s, and none of the engines for model '%s' had room for it within %s.",
-			refuse.Count(x.ahead, "request"), refuse.Seconds(x.wait), f.Model, refuse.Seconds(x.limits.deadline))
+			refuse.Count(x.ahead, "request"), refuse.Seconds(x.wait), f.Model, refuse.Seconds(x.limits.Deadline))
 	}
 	return f
 }
@@ -310,7 +310,7 @@ func (x *exchange) expire(now time.Time) (over bool) {
 	v := &x.relay
 	c, err := x.cancel(true)
 	switch {
-	case err != nil && now.Sub(x.arrived) < x.limits.deadline+heartbeat:
+	case err != nil && now.Sub(x.arrived) < x.limits.Deadline+heartbeat:
 		v.askAt = now.Add(askAgain) // it may run; then it is heard of before long
 		return false
 	case err != nil, c.State == registry.Queued, c.State == registry.Unknown:

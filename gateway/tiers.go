@@ -5,14 +5,12 @@ import (
 	"strings"
 	"time"
 
+	"penstock/fleet"
+	"penstock/gateway/headers"
 	"penstock/gateway/refuse"
 	"penstock/policy"
 	"penstock/reason"
 )
-
-// reliefTimes is how many times longer a request may wait whose tier has relief: its
-// backlog is long, and it goes on.
-const reliefTimes = 4
 
 // SetPolicy makes what comes from now on go by p; what came before goes on by what was
 // then. Any goroutine may call it.
@@ -37,7 +35,7 @@ func (x *exchange) classify() *refuse.Refusal {
 		return &refuse.Refusal{Reason: reason.Forbidden, Model: p.Model, Param: "model", Detail: fmt.Sprintf("This API key may not use the model '%s'. GET /v1/models lists what it may.", p.Model)}
 	default:
 		x.class.Tier, x.class.Lane.Tier = 0, x.policy.DefaultTier()
-		return &refuse.Refusal{Reason: reason.BadRequest, Detail: fmt.Sprintf("The header x-penstock-tier is %q. Send one of: %s.", cut(x.r.Header.Get("X-Penstock-Tier")), strings.Join(x.policy.TierNames(), ", "))}
+		return &refuse.Refusal{Reason: reason.BadRequest, Detail: fmt.Sprintf("The header x-penstock-tier is %q. Send one of: %s.", headers.Cut(x.r.Header.Get("X-Penstock-Tier")), strings.Join(x.policy.TierNames(), ", "))}
 	}
 	x.onward.filters = x.policy.Filters(&x.asking)
 	x.asking.Body = nil // nothing looks into it again, and it may be the second copy
@@ -54,20 +52,20 @@ func (x *exchange) rename() {
 
 // ownLimits are those of a request that names none: the tenant's, the tier's, the
 // gateway's.
-func (x *exchange) ownLimits() limits {
+func (x *exchange) ownLimits() headers.Limits {
 	cfg, t := &x.g.cfg, &x.policy.Tiers[x.class.Tier]
-	l := limits{deadline: cfg.Deadline, ttft: cfg.SLOTTFT, tpot: cfg.SLOTPOT}
+	l := headers.Limits{Deadline: cfg.Deadline, TTFT: cfg.SLOTTFT, TPOT: cfg.SLOTPOT}
 	if t.SLOTTFT > 0 {
-		l.ttft = t.SLOTTFT
-		l.deadline = max(l.deadline, t.SLOTTFT) // else it could not be used up
+		l.TTFT = t.SLOTTFT
+		l.Deadline = max(l.Deadline, t.SLOTTFT) // else it could not be used up
 	}
 	if t.SLOTPOT > 0 {
-		l.tpot = t.SLOTPOT
+		l.TPOT = t.SLOTPOT
 	}
 	if x.who.Deadline > 0 {
-		l.deadline = x.who.Deadline
+		l.Deadline = x.who.Deadline
 	}
-	l.deadline = min(l.deadline, x.maxDeadline())
+	l.Deadline = min(l.Deadline, x.maxDeadline())
 	return l
 }
 
@@ -79,18 +77,21 @@ func (x *exchange) maxDeadline() time.Duration {
 	return x.g.cfg.MaxDeadline
 }
 
-// relieve grants a request of a tier that has relief a longer wait, unless it says
-// itself how long it wants to.
-func (l *limits) relieve(most time.Duration) {
-	if l.deadlineNamed {
-		return
+// inference is how long the request is expected to run until its client has what its
+// patience counts to: the whole answer, or of a stream the first token where the
+// patience starts anew with every byte.
+func (x *exchange) inference(firstToken time.Duration, output int, now time.Time) time.Duration {
+	if x.limits.Idle && x.request.Stream {
+		return firstToken
 	}
-	l.deadline = min(reliefTimes*l.deadline, most)
-	if l.patience > 0 {
-		l.deadline = min(l.deadline, l.patience)
-	}
-	l.relieved = true
-	if !l.ttftNamed {
-		l.ttft = max(l.ttft, l.deadline) // it is in time until then
+	return firstToken + time.Duration(output)*fleet.Step(x.g.directory.Rows(x.class.Lane.Pool), x.request.Model, now)
+}
+
+// tooImpatient is the refusal of a request that could not be answered in time by an
+// idle engine either.
+func (x *exchange) tooImpatient(timeout, inference time.Duration) *refuse.Refusal {
+	return &refuse.Refusal{
+		Reason: reason.DeadlinePassed, Model: x.request.Model, Retry: -1,
+		Detail: fmt.Sprintf("The answer of model '%s' takes about %s, and the client's own timeout is %s, of which a fifth is kept for the way. Raise the timeout or lower max_tokens.", x.request.Model, refuse.Seconds(inference), refuse.Seconds(timeout)),
 	}
 }

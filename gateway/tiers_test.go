@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"penstock/fleet"
+	"penstock/gateway/headers"
 	"penstock/policy"
 	"penstock/reason"
 	"penstock/response"
@@ -37,43 +38,20 @@ tenants:
 	for _, c := range []struct {
 		name, tenant string
 		tier         int
-		want         limits
+		want         headers.Limits
 		most         time.Duration
 	}{
-		{"the tier's", "x", 0, limits{deadline: 30 * time.Second, ttft: time.Second, tpot: 100 * time.Millisecond}, 10 * time.Minute},
-		{"the gateway's", "x", 1, limits{deadline: 30 * time.Second, ttft: 2 * time.Second, tpot: 100 * time.Millisecond}, 10 * time.Minute},
-		{"the deadline is not below slo_ttft", "x", 2, limits{deadline: time.Minute, ttft: time.Minute, tpot: time.Second}, 10 * time.Minute},
-		{"the tenant's", "quick", 2, limits{deadline: 5 * time.Second, ttft: time.Minute, tpot: time.Second}, 10 * time.Second},
-		{"at most the tenant's longest", "short", 1, limits{deadline: 10 * time.Second, ttft: 2 * time.Second, tpot: 100 * time.Millisecond}, 10 * time.Second},
+		{"the tier's", "x", 0, headers.Limits{Deadline: 30 * time.Second, TTFT: time.Second, TPOT: 100 * time.Millisecond}, 10 * time.Minute},
+		{"the gateway's", "x", 1, headers.Limits{Deadline: 30 * time.Second, TTFT: 2 * time.Second, TPOT: 100 * time.Millisecond}, 10 * time.Minute},
+		{"the deadline is not below slo_ttft", "x", 2, headers.Limits{Deadline: time.Minute, TTFT: time.Minute, TPOT: time.Second}, 10 * time.Minute},
+		{"the tenant's", "quick", 2, headers.Limits{Deadline: 5 * time.Second, TTFT: time.Minute, TPOT: time.Second}, 10 * time.Second},
+		{"at most the tenant's longest", "short", 1, headers.Limits{Deadline: 10 * time.Second, TTFT: 2 * time.Second, TPOT: 100 * time.Millisecond}, 10 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			who, _ := p.Tenant(c.tenant)
 			x := &exchange{g: &Gateway{cfg: DefaultConfig()}, policy: p, who: who, class: policy.Decision{Tier: c.tier}}
 			if got := x.ownLimits(); got != c.want || x.maxDeadline() != c.most {
 				t.Errorf("got %+v, %v; want %+v, %v", got, x.maxDeadline(), c.want, c.most)
-			}
-		})
-	}
-}
-
-func TestRelieve(t *testing.T) {
-	base := limits{deadline: 30 * time.Second, ttft: 2 * time.Second}
-	for _, c := range []struct {
-		name   string
-		change func(*limits)
-		want   limits
-	}{
-		{"four times", func(*limits) {}, limits{deadline: 2 * time.Minute, ttft: 2 * time.Minute, relieved: true}},
-		{"at most the longest", func(l *limits) { l.deadline = 5 * time.Minute }, limits{deadline: 10 * time.Minute, ttft: 10 * time.Minute, relieved: true}},
-		{"at most what an SDK waits", func(l *limits) { l.patience = 40 * time.Second }, limits{deadline: 40 * time.Second, ttft: 40 * time.Second, patience: 40 * time.Second, relieved: true}},
-		{"a named start timeout stays", func(l *limits) { l.deadlineNamed = true }, limits{deadline: 30 * time.Second, deadlineNamed: true, ttft: 2 * time.Second}},
-		{"a named slo stays", func(l *limits) { l.ttftNamed = true }, limits{deadline: 2 * time.Minute, ttft: 2 * time.Second, ttftNamed: true, relieved: true}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			got := base
-			c.change(&got)
-			if got.relieve(10 * time.Minute); got != c.want {
-				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})
 	}

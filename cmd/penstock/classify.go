@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock/cost"
-	"penstock/gateway"
+	"penstock/gateway/headers"
 	"penstock/gateway/openai"
 	"penstock/policy"
 	"penstock/quota"
@@ -167,7 +167,7 @@ func (c *classified) onward(p *policy.Policy, r *policy.Request, d policy.Decisi
 			c.Reroutes = append(c.Reroutes, hop{trouble.String(), name, to.Lane.String()})
 		}
 	}
-	wish, wrong := gateway.ParseWish(r.Headers)
+	wish, wrong := headers.ParseWish(r.Headers)
 	if wrong != "" {
 		return usage("%s A gateway answers 400", wrong)
 	}
