@@ -86,11 +86,12 @@ var allowed = map[string][]string{
 	"gateway/route":     {"lane", "policy", "reason"},
 	"gateway/headers":   {"policy"},
 	"gateway/inbox":     {"registry", "response"},
+	"gateway/journal":   {"reason"},
 	"gateway/directory": {"fleet", "reason", "registry"},
 	"gateway/refuse":    {"reason"},
 
 	"gateway": {
-		"gateway/directory", "gateway/headers", "gateway/inbox", "gateway/openai", "gateway/refuse", "gateway/route", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
+		"gateway/directory", "gateway/headers", "gateway/inbox", "gateway/journal", "gateway/openai", "gateway/refuse", "gateway/route", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "policy", "scheduler", "scraper", "vllm"},

@@ -2,8 +2,10 @@ package gateway
 
 import (
 	"log/slog"
+	"strings"
 	"time"
 
+	"penstock/gateway/journal"
 	"penstock/reason"
 	"penstock/response"
 )
@@ -63,4 +65,20 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		slog.Int64("total_ms", now.Sub(x.arrived).Milliseconds()),
 		slog.Int("tokens_in", used.Prompt), slog.Int("tokens_out", used.Output),
 		slog.Int("status", status), slog.String("outcome", string(end)), slog.String("reason", why.String()), way)
+}
+
+// remember writes a request that got no whole answer, or went through several lanes, into
+// the journal.
+func (x *exchange) remember(now time.Time, status int, end outcome, why reason.Reason) {
+	f := journal.Entry{
+		At: now, ID: x.id, Tenant: x.who.Name, Model: x.request.Model, Node: x.relay.node, Attempts: x.relay.tries,
+		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(), Route: x.trip.String(x.class.Lane),
+	}
+	if x.label != x.id {
+		f.Label = strings.Clone(x.label) // it may be the start of a longer header
+	}
+	if t := x.told; t != nil {
+		f.Ahead, f.Wait, f.Limit, f.Detail = t.Ahead, t.Wait.Seconds(), t.Limit.Seconds(), t.Detail
+	}
+	x.g.journal.Add(&f, x.queued, end == succeeded)
 }

@@ -21,6 +21,7 @@ import (
 	"penstock/gateway/directory"
 	"penstock/gateway/headers"
 	"penstock/gateway/inbox"
+	"penstock/gateway/journal"
 	"penstock/gateway/openai"
 	"penstock/gateway/refuse"
 	"penstock/lane"
@@ -82,7 +83,7 @@ type Gateway struct {
 	prices    prices
 	refusals  refuse.Table
 	inboxes   *inbox.All
-	journal   journal
+	journal   *journal.Journal
 	sends     sends
 	metrics   *metrics
 	policy    atomic.Pointer[policy.Policy]
@@ -137,7 +138,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		prices:    prices{estimate: estimate},
 		sends:     sends{next: map[lane.Key]time.Time{}},
 		inboxes:   inbox.NewAll(),
-		journal:   journal{byReason: map[reason.Reason]*Failures{}},
+		journal:   journal.New(),
 		reply:     newID(),
 		started:   time.Now(),
 		empty:     make(chan struct{}, 1),

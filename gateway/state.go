@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"penstock/gateway/directory"
+	"penstock/gateway/journal"
 	"penstock/reason"
 	"penstock/registry"
 )
@@ -23,10 +24,10 @@ type State struct {
 	Directory Directory         `json:"directory"`
 	Models    []directory.Model `json:"models"`  // the first in order of name
 	Engines   []Engine          `json:"engines"` // the first in order of name
-	Reasons   []Failures        `json:"reasons"` // every reason so far, the most frequent first
-	Refused   []Failure         `json:"refused"` // the last before the queue, newest first
-	Failed    []Failure         `json:"failed"`  // the last that had been queued, newest first
-	Routed    []Failure         `json:"routed"`  // the last that went through more than one lane, newest first
+	Reasons   []journal.Reason  `json:"reasons"` // every reason so far, the most frequent first
+	Refused   []journal.Entry   `json:"refused"` // the last before the queue, newest first
+	Failed    []journal.Entry   `json:"failed"`  // the last that had been queued, newest first
+	Routed    []journal.Entry   `json:"routed"`  // the last that went through more than one lane, newest first
 }
 
 // Mailbox is where the events of this gateway's requests come to.
@@ -103,7 +104,7 @@ func (g *Gateway) DebugState() State {
 	}
 	s.Models, s.Directory.MoreModels = first(g.directory.Models(known, now))
 	s.Engines, s.Directory.MoreEngines = first(g.engines(known, now))
-	s.Reasons, s.Refused, s.Failed, s.Routed = g.journal.show(now)
+	s.Reasons, s.Refused, s.Failed, s.Routed = g.journal.Show(now)
 	return s
 }
 

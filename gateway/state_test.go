@@ -71,33 +71,6 @@ func TestDebugState(t *testing.T) {
 	})
 }
 
-// TestJournalIsBounded: what is refused at the door does not push out what failed.
-func TestJournalIsBounded(t *testing.T) {
-	now := time.Now()
-	j := journal{byReason: map[reason.Reason]*Failures{}}
-	for i := range 3 {
-		j.add(&Failure{ID: fmt.Sprint("failed", i), Reason: reason.UpstreamLost, At: now}, true)
-	}
-	j.add(&Failure{Reason: reason.NoEngine}, false)
-	for i := range 250 {
-		j.add(&Failure{ID: fmt.Sprint("refused", i), Reason: reason.Overloaded, Ahead: i, At: now}, false)
-	}
-	reasons, refused, failed, _ := j.show(now.Add(time.Second))
-	if len(refused) != kept || refused[0].ID != "refused249" || refused[kept-1].ID != "refused150" || refused[0].Age != 1 {
-		t.Errorf("refused: %d from %+v to %+v, want the last %d, newest first", len(refused), refused[0], refused[len(refused)-1], kept)
-	}
-	if len(failed) != 3 || failed[0].ID != "failed2" || failed[2].ID != "failed0" {
-		t.Errorf("failed: %+v, want all three, newest first", failed)
-	}
-	if len(reasons) != 3 || reasons[0].Count != 250 || reasons[0].Last.Ahead != 249 || reasons[1].Last.ID != "failed2" || reasons[2].Reason != reason.NoEngine {
-		t.Errorf("by reason: %+v, want 250 for load, the last with 249 ahead, 3 lost and 1 without an engine", reasons)
-	}
-	f := Failure{Reason: reason.Overloaded}
-	if n := testing.AllocsPerRun(100, func() { j.add(&f, false) }); n != 0 {
-		t.Errorf("%v allocations, want 0", n)
-	}
-}
-
 // TestRefusalHasItsNumbers: the ones the door decided by.
 func TestRefusalHasItsNumbers(t *testing.T) {
 	stub := &stub{

@@ -1,21 +1,22 @@
-package gateway
+// Package journal remembers the last requests that got no whole answer, or went through
+// several lanes, for a gateway's /debug/state. Safe for concurrent use.
+package journal
 
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"penstock/reason"
 )
 
-// kept is how many requests each list of the journal remembers.
-const kept = 100
+// Kept is how many requests each list of the journal remembers.
+const Kept = 100
 
-// Failure is a request without a whole answer, or one that went through more than one
+// Entry is a request without a whole answer, or one that went through more than one
 // lane, as /debug/state shows it. It has nothing of the body but the model's name.
-type Failure struct {
+type Entry struct {
 	At       time.Time     `json:"at"`
 	Age      float64       `json:"age_seconds"` // when shown
 	ID       string        `json:"id"`
@@ -35,57 +36,60 @@ type Failure struct {
 	Route    string        `json:"route,omitempty"`         // the lanes it went through, where there was more than one
 }
 
-// Failures are all those for one reason.
-type Failures struct {
+// Reason is all those for one reason.
+type Reason struct {
 	Reason reason.Reason `json:"reason"`
 	Count  int           `json:"count"` // since start
-	Last   Failure       `json:"last"`
+	Last   Entry         `json:"last"`
 }
 
-// journal remembers the last requests that failed. Those refused before they were
+// Journal remembers the last requests that failed. Those refused before they were
 // queued have a list of their own: under load they come in thousands per second and
 // would push out the others. For the same cause the last of each reason stays.
-type journal struct {
+type Journal struct {
 	mu       sync.Mutex // guards all below
 	refused  recent
 	failed   recent
 	routed   recent
-	byReason map[reason.Reason]*Failures
+	byReason map[reason.Reason]*Reason
 }
 
-// recent is the last kept failures.
+// recent is the last Kept entries.
 type recent struct {
-	all  [kept]Failure
+	all  [Kept]Entry
 	next int
 }
 
-func (r *recent) add(f *Failure) {
-	r.all[r.next%kept] = *f
+func (r *recent) add(f *Entry) {
+	r.all[r.next%Kept] = *f
 	r.next++
 }
 
 // newest returns them, newest first.
-func (r *recent) newest(now time.Time) []Failure {
-	out := make([]Failure, 0, min(r.next, kept))
-	for i := r.next - 1; i >= max(r.next-kept, 0); i-- {
-		out = append(out, r.all[i%kept].aged(now))
+func (r *recent) newest(now time.Time) []Entry {
+	out := make([]Entry, 0, min(r.next, Kept))
+	for i := r.next - 1; i >= max(r.next-Kept, 0); i-- {
+		out = append(out, r.all[i%Kept].aged(now))
 	}
 	return out
 }
 
-func (f Failure) aged(now time.Time) Failure {
+func (f Entry) aged(now time.Time) Entry {
 	f.Age = now.Sub(f.At).Seconds()
 	return f
 }
 
-// add takes one failure; queued: it had a place in its lane.
-func (j *journal) add(f *Failure, queued bool) {
+// New makes an empty one.
+func New() *Journal { return &Journal{byReason: map[reason.Reason]*Reason{}} }
+
+// Add takes one request; queued: it had a place in its lane; whole: it got its answer.
+func (j *Journal) Add(f *Entry, queued, whole bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if f.Route != "" {
 		j.routed.add(f)
 	}
-	if f.Outcome == string(succeeded) {
+	if whole {
 		return
 	}
 	if queued {
@@ -95,39 +99,23 @@ func (j *journal) add(f *Failure, queued bool) {
 	}
 	r := j.byReason[f.Reason]
 	if r == nil {
-		r = &Failures{Reason: f.Reason}
+		r = &Reason{Reason: f.Reason}
 		j.byReason[f.Reason] = r
 	}
 	r.Count++
 	r.Last = *f
 }
 
-// show returns the failures by reason, the most frequent first, and the lists.
-func (j *journal) show(now time.Time) (byReason []Failures, refused, failed, routed []Failure) {
+// Show returns the failures by reason, the most frequent first, and the lists.
+func (j *Journal) Show(now time.Time) (byReason []Reason, refused, failed, routed []Entry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	byReason = make([]Failures, 0, len(j.byReason))
+	byReason = make([]Reason, 0, len(j.byReason))
 	for _, r := range j.byReason {
-		byReason = append(byReason, Failures{r.Reason, r.Count, r.Last.aged(now)})
+		byReason = append(byReason, Reason{r.Reason, r.Count, r.Last.aged(now)})
 	}
-	slices.SortFunc(byReason, func(a, b Failures) int {
+	slices.SortFunc(byReason, func(a, b Reason) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Reason, b.Reason))
 	})
 	return byReason, j.refused.newest(now), j.failed.newest(now), j.routed.newest(now)
-}
-
-// remember writes a request that got no whole answer, or went through several lanes, into
-// the journal.
-func (x *exchange) remember(now time.Time, status int, end outcome, why reason.Reason) {
-	f := Failure{
-		At: now, ID: x.id, Tenant: x.who.Name, Model: x.request.Model, Node: x.relay.node, Attempts: x.relay.tries,
-		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(), Route: x.trip.String(x.class.Lane),
-	}
-	if x.label != x.id {
-		f.Label = strings.Clone(x.label) // it may be the start of a longer header
-	}
-	if t := x.told; t != nil {
-		f.Ahead, f.Wait, f.Limit, f.Detail = t.Ahead, t.Wait.Seconds(), t.Limit.Seconds(), t.Detail
-	}
-	x.g.journal.add(&f, x.queued)
 }
