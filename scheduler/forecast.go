@@ -74,7 +74,7 @@ func (s *State) holds(prompt, out, seqs int) int {
 
 // replan looks at all that runs anew.
 func (s *State) replan() {
-	s.peak = forecast.Peak{}
+	s.peak.Reset()
 	for i := range s.slots {
 		if e := &s.slots[i]; e.used && !e.freed {
 			e.plan = s.plan(e)

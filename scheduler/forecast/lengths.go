@@ -56,12 +56,25 @@ func Step(n int) int {
 	return min(1+(e-3)*4+(n>>(e-2))&3, steps-1)
 }
 
-// begins is the least length of a step.
+// begins is the least length of a step. Each is as wide as a power of 2.
 func begins(k int) int {
 	if k == 0 {
 		return 0
 	}
 	return (4 + (k-1)%4) << ((k-1)/4 + 1)
+}
+
+// bounds are where each step begins, and one over how wide it is.
+var bounds = func() (all [steps + 1]bound) {
+	for k := range all {
+		all[k] = bound{begins(k), 1 / float64(begins(k+1)-begins(k))}
+	}
+	return all
+}()
+
+type bound struct {
+	begin int
+	per   float64
 }
 
 // Learn takes in that so many sequences passed the steps from one to another, and, if
@@ -150,7 +163,7 @@ func (t *Table) derive(model *Table) {
 	t.stale = false
 	t.reach[0] = 1
 	for k := range steps {
-		end, worth := min(float64(begins(k+1)-begins(k))/max(t.expected, 1), unknownEnd), float64(guessWorth)
+		end, worth := min(float64(bounds[k+1].begin-bounds[k].begin)/max(t.expected, 1), unknownEnd), float64(guessWorth)
 		if model != nil && model.reach[k] > 0 {
 			end, worth = 1-model.reach[k+1]/model.reach[k], modelWorth
 		}
@@ -161,12 +174,13 @@ func (t *Table) derive(model *Table) {
 }
 
 // Reach is the share of answers that come as far as n tokens.
-func (t *Table) Reach(n int) float64 {
-	k := Step(n)
-	if k == steps-1 {
+func (t *Table) Reach(n int) float64 { return t.within(Step(n), n) }
+
+// within is Reach for a length in step k.
+func (t *Table) within(k, n int) float64 {
+	if k >= steps-1 {
 		return 0
 	}
-	from := begins(k)
-	part := float64(n-from) / float64(begins(k+1)-from)
+	part := float64(n-bounds[k].begin) * bounds[k].per
 	return t.reach[k] + part*(t.reach[k+1]-t.reach[k])
 }

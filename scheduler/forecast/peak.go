@@ -11,6 +11,15 @@ var horizons = func() (all [44]int) {
 	return all
 }()
 
+// gaps are how far each is from the next; the last has none.
+var gaps = func() (all [len(horizons)]int) {
+	for k := range all[1:] {
+		all[k] = horizons[k+1] - horizons[k]
+	}
+	all[len(all)-1] = math.MaxInt
+	return all
+}()
+
 const (
 	deviations = 1    // added to the mean of what is held
 	leastReach = 1e-4 // fewer are nobody
@@ -25,31 +34,62 @@ type Plan struct {
 	Table     *Table // how long they become; nil = until Most
 }
 
-// at calls f for each horizon with what p holds there, in the mean and its variance. A
-// sequence is taken to grow until half of the way to the next horizon, or to its end
+// future is what a plan holds at the horizons before until, in the mean and its variance.
+// A sequence is taken to grow until half of the way to the next horizon, or to its end
 // where that is certain.
-func (p *Plan) at(f func(j int, held, variance float64)) {
-	now := 1.0
-	if p.Table != nil {
-		now = max(p.Table.Reach(p.Out), 1e-12)
+type future struct {
+	held, variance [len(horizons)]float64
+	until          int
+}
+
+// work fills in p's. Every decision does it once, and every sample for all that runs.
+func (f *future) work(p *Plan) {
+	f.until = 0
+	if p.Sequences == 0 {
+		return
 	}
+	if p.Table == nil {
+		f.certain(p)
+		return
+	}
+	seqs, t := float64(p.Sequences), p.Table
+	k := Step(p.Out)
+	now := max(t.within(k, p.Out), 1e-12)
+	for j := range horizons {
+		tokens := horizons[j]
+		left := p.Most - p.Out - tokens
+		if left < 0 {
+			return
+		}
+		for k < steps-1 && p.Out+tokens >= bounds[k+1].begin {
+			k++
+		}
+		reach := t.within(k, p.Out+tokens) / now
+		if reach < leastReach {
+			return
+		}
+		if reach > 1 {
+			reach = 1
+		}
+		all := float64(p.Held + p.Sequences*(tokens+min(left, gaps[j])/2))
+		spread := all * all
+		if p.Sequences > 1 {
+			spread /= seqs
+		}
+		f.held[j], f.variance[j] = all*reach, spread*reach*(1-reach)
+		f.until = j + 1
+	}
+}
+
+// certain is work for a plan that goes on until Most.
+func (f *future) certain(p *Plan) {
 	for j, tokens := range horizons {
 		left := p.Most - p.Out - tokens
 		if left < 0 {
 			return
 		}
-		grows, reach := left, 1.0
-		if j+1 < len(horizons) {
-			grows = min(left, horizons[j+1]-tokens)
-		}
-		if p.Table != nil {
-			grows /= 2
-			if reach = min(p.Table.Reach(p.Out+tokens)/now, 1); reach < leastReach {
-				return
-			}
-		}
-		all := float64(p.Held + p.Sequences*(tokens+grows))
-		f(j, all*reach, all*all/float64(p.Sequences)*reach*(1-reach))
+		f.held[j], f.variance[j] = float64(p.Held+p.Sequences*(tokens+min(left, gaps[j]))), 0
+		f.until = j + 1
 	}
 }
 
@@ -59,32 +99,44 @@ func (p *Plan) at(f func(j int, held, variance float64)) {
 // with probabilities in the place of one length for each.
 type Peak struct {
 	held, variance [len(horizons)]float64
+	next           future // of the plan at hand
 }
 
+// Reset takes out all plans.
+func (f *Peak) Reset() { f.held, f.variance = [len(horizons)]float64{}, [len(horizons)]float64{} }
+
 // Add puts a plan in.
-func (f *Peak) Add(p *Plan) { f.add(p, 1) }
+func (f *Peak) Add(p *Plan) {
+	x := &f.next
+	x.work(p)
+	for j := range x.until {
+		f.held[j] += x.held[j]
+		f.variance[j] += x.variance[j]
+	}
+}
 
 // Remove takes a plan out as it was put in. What its table has learned since stays in,
 // until Peak is made anew.
-func (f *Peak) Remove(p *Plan) { f.add(p, -1) }
-
-func (f *Peak) add(p *Plan, sign float64) {
-	if p.Sequences == 0 {
-		return
+func (f *Peak) Remove(p *Plan) {
+	x := &f.next
+	x.work(p)
+	for j := range x.until {
+		f.held[j] = max(f.held[j]-x.held[j], 0)
+		f.variance[j] = max(f.variance[j]-x.variance[j], 0)
 	}
-	p.at(func(j int, held, variance float64) {
-		f.held[j] = max(f.held[j]+sign*held, 0)
-		f.variance[j] = max(f.variance[j]+sign*variance, 0)
-	})
 }
 
 // With is the most KV tokens that all plans and x are likely to hold at one time.
 func (f *Peak) With(x *Plan) int {
-	all := *f
-	all.Add(x)
+	more := &f.next
+	more.work(x)
 	most := 0.0
 	for j := range horizons {
-		most = max(most, all.held[j]+deviations*math.Sqrt(all.variance[j]))
+		held, variance := f.held[j], f.variance[j]
+		if j < more.until {
+			held, variance = held+more.held[j], variance+more.variance[j]
+		}
+		most = max(most, held+deviations*math.Sqrt(variance))
 	}
 	return int(most)
 }

@@ -1,6 +1,7 @@
 package order
 
 import (
+	"math"
 	"time"
 
 	"penstock/reason"
@@ -37,8 +38,9 @@ type times struct {
 // heads remembers who waits, by last sight. When it is full the one not seen for
 // longest makes room: ranks are then too small, and the longest pause bounds them.
 type heads struct {
-	list [128]Waiting
-	n    int
+	list  [128]Waiting
+	n     int
+	since time.Duration // none was seen last before
 }
 
 // find is the place of a head, or -1.
@@ -76,73 +78,122 @@ func (q *Queue) waiting(h *Head) Waiting {
 	}
 }
 
+// sweep forgets heads that were not seen for long, but for one.
+func (q *Queue) sweep(t time.Duration, but uint64) {
+	h := &q.heads
+	h.since = t
+	for i := 0; i < h.n; i++ {
+		e := &h.list[i]
+		if t-e.seen > seenFor && e.hash != but {
+			q.tiers[e.tier].fair.Left(e.who, int64(e.seen))
+			h.remove(i)
+			i--
+			continue
+		}
+		h.since = min(h.since, e.seen)
+	}
+}
+
 // Note records that a head was seen now, while a first token takes prediction. Its rank,
 // from 1, is its place in the order among those seen in the last 6 s; ahead says whether
 // one in time is before it. What is remembered is good until the next call.
 func (q *Queue) Note(t, prediction time.Duration, head *Head) (w *Waiting, rank int, ahead bool) {
 	h, x := &q.heads, q.waiting(head)
-	own, oldest := -1, 0
-	mates := false
-	for i := 0; i < h.n; i++ {
-		e := &h.list[i]
-		switch {
-		case e.hash == x.hash:
-			own, x.Passes = i, e.Passes
-		case t-e.seen > seenFor:
-			q.tiers[e.tier].fair.Left(e.who, int64(e.seen))
-			h.remove(i)
-			i--
-			continue
-		case e.who == x.who && e.tier == x.tier:
-			mates = true
-			if e.sooner(&x.times) {
-				x.ahead += e.cost
-			}
-		}
-		if e.seen < h.list[oldest].seen {
-			oldest = i
-		}
+	if t-h.since > seenFor {
+		q.sweep(t, x.hash)
 	}
-	if own < 0 && !mates {
+	place, mates := h.mates(&x)
+	if place >= 0 {
+		x.Passes = h.list[place].Passes
+		h.list[place] = x // as it is now it is not before itself
+	} else if !mates {
 		q.join(t, &x)
 	}
 	rank, ahead = q.rank(t, prediction, &x)
 	switch {
-	case own >= 0:
+	case place >= 0:
 	case h.n < len(h.list):
-		own = h.n
+		place = h.n
 		h.n++
 	default:
-		own = oldest
-		e := &h.list[own]
+		place = h.oldest()
+		e := &h.list[place]
 		q.tiers[e.tier].fair.Left(e.who, int64(t))
 	}
 	x.seen = t
-	h.list[own] = x
-	return &h.list[own], rank, ahead
+	h.list[place] = x
+	return &h.list[place], rank, ahead
 }
 
-// rank is a head's place among all others known. It does Turn.Before's work in place:
-// a decision has a microsecond.
-func (q *Queue) rank(t, prediction time.Duration, x *Waiting) (rank int, ahead bool) {
-	own := q.turn(t, prediction, x)
-	rank = 1
-	for i := range q.heads.list[:q.heads.n] {
-		e := &q.heads.list[i]
-		late, before := t+prediction > e.slo, false
-		if c := &q.tiers[e.tier]; own.class == 0 || e.tier != x.tier || c.aged(t, e.opened) {
-			o := q.turn(t, prediction, e)
-			before = o.Before(&own)
-		} else if late != own.late {
-			before = own.late
-		} else if e.who == x.who {
-			before = e.sooner(&x.times)
-		} else {
-			before = e.ahead+c.fair.Tokens(e.who) < own.tokens
+// mates finds a head, -1 for one that is not known, and what is before it of its tenant.
+func (h *heads) mates(x *Waiting) (place int, mates bool) {
+	place, hash, who, tier, ahead := -1, x.hash, x.who, x.tier, int64(0)
+	list := h.list[:h.n]
+	for i := range list {
+		switch e := &list[i]; {
+		case e.hash == hash:
+			place = i
+		case e.who == who && e.tier == tier:
+			mates = true
+			if e.sooner(&x.times) {
+				ahead += e.cost
+			}
 		}
-		if before && e.hash != x.hash {
-			rank++
-			ahead = ahead || !late
+	}
+	x.ahead = ahead
+	return place, mates
+}
+
+// oldest is the head not seen for longest.
+func (h *heads) oldest() (oldest int) {
+	for i := range h.list[:h.n] {
+		if h.list[i].seen < h.list[oldest].seen {
+			oldest = i
+		}
+	}
+	return oldest
+}
+
+// rank is a head's place among all others known. It does Turn.Before's work in place for
+// those of its tier, without a call: a decision has a microsecond.
+func (q *Queue) rank(t, prediction time.Duration, x *Waiting) (rank int, ahead bool) {
+	own, c := q.turn(t, prediction, x), &q.tiers[x.tier]
+	young := time.Duration(math.MinInt64) // who came since then does not go first for its age
+	switch {
+	case own.class == 0:
+		young = math.MaxInt64
+	case c.Age > 0 && c.old == 0:
+		young = t - c.Age
+	}
+	list, in, others := q.heads.list[:q.heads.n], t+prediction, 0
+	early, alike := 0, 0 // before it: in time where it is late, as late as it is
+	for i := range list {
+		switch e := &list[i]; {
+		case e.tier != x.tier || e.opened < young:
+			others++
+		case in > e.slo != own.late:
+			if own.late {
+				early++
+			}
+		case e.who == x.who:
+			if e.sooner(&x.times) {
+				alike++
+			}
+		case e.ahead+c.fair.Tokens(e.who) < own.tokens:
+			alike++
+		}
+	}
+	rank, ahead = 1+early+alike, early > 0 || alike > 0 && !own.late
+	for i := range list {
+		if others == 0 {
+			break
+		}
+		if e := &list[i]; e.tier != x.tier || e.opened < young {
+			others--
+			if o := q.turn(t, prediction, e); o.Before(&own) {
+				rank++
+				ahead = ahead || in <= e.slo
+			}
 		}
 	}
 	return rank, ahead
