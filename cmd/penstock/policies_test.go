@@ -49,21 +49,21 @@ lanes: {patterns: [{tier: trial, %s}]}
 		for _, a := range answers {
 			r := <-a
 			if r.status != http.StatusOK {
-				t.Errorf("a trial: %v", r)
+				p.bound("a trial: %v", r)
 			}
 			longest = max(longest, r.took)
 		}
 		return longest
 	}
 	if r := <-ask(); r.status != http.StatusOK {
-		t.Errorf("of acme: %v", r)
+		p.bound("of acme: %v", r)
 	}
 	all()
 	if n := p.metric("penstock_decisions_total", "action=suspend", "reason=lane_concurrency"); n == 0 {
-		t.Error("six trials at once, and none waited for another")
+		p.bound("six trials at once, and none waited for another")
 	}
 	if n := p.metric("penstock_requests_total", "tier=trial", "model=tiny", "outcome=ok"); n != 6 {
-		t.Errorf("%v trials counted, want 6", n)
+		p.bound("%v trials counted, want 6", n)
 	}
 	old := p.policies.Current().Hash
 	write("{name: top}, {name: vip}, {name: trial}", "concurrency: 100")
@@ -91,7 +91,7 @@ lanes: {patterns: [{tier: trial, %s}]}
 	}
 	hash = p.policies.Current().Hash
 	if took := all(); took < 600*time.Millisecond {
-		t.Errorf("six starts at 5 per second took %v, want 800 ms but for the tolerance of one", took)
+		p.bound("six starts at 5 per second took %v, want 800 ms but for the tolerance of one", took)
 	}
 	if err := os.WriteFile(file, []byte("tears: []\n"), 0o600); err != nil {
 		t.Fatal(err)

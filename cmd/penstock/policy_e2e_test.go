@@ -65,11 +65,15 @@ func TestRealPolicyReloads(t *testing.T) {
 			tier := []string{"vip", "normal", "trial"}[c%3]
 			for !over.Load() {
 				r := p.post(completion(20, 4, streamed), "X-Penstock-Tier", tier)
-				if !r.complete() {
+				switch {
+				case r.complete():
+					answered.Add(1)
+				case r.refused(): // where this process gets no CPU its engine looks dead
+					p.bound("%s: %v", tier, r)
+				default:
 					t.Errorf("%s: %v", tier, r)
 					return
 				}
-				answered.Add(1)
 			}
 		})
 	}

@@ -83,7 +83,7 @@ func TestPolicyFromRedis(t *testing.T) {
 	}
 	p := startProcess(t, func(o *options) { o.policyIn, o.redis = inRedis, &back.policy }, vllmtest.Start(t).URL())
 	if r := p.post(completion(20, 4, "")); r.status != 200 {
-		t.Fatalf("without a policy: %v", r)
+		p.bound("without a policy: %v", r)
 	}
 	grpc := p.grpcListener.Addr().String()
 	if _, out, _ := penstock("status", "--grpc", grpc); !strings.Contains(out, " none ") {
@@ -95,7 +95,7 @@ func TestPolicyFromRedis(t *testing.T) {
 	p.until("the policy", func() bool { return p.policies.Current().DefaultTier() == "b" })
 	hash := p.policies.Current().Hash
 	if r := p.post(completion(20, 4, ""), "X-Penstock-Tier", "a"); r.status != 200 {
-		t.Errorf("in its tier: %v", r)
+		p.bound("in its tier: %v", r)
 	}
 	if _, out, _ := penstock("status", "--grpc", grpc); !strings.Contains(out, " "+hash[:8]+" ") || strings.Contains(out, "behind") {
 		t.Errorf("status %s, want policy %s", out, hash[:8])
@@ -111,7 +111,7 @@ func TestPolicyFromRedis(t *testing.T) {
 	m.Close()
 	p.until("away", func() bool { return strings.Contains(p.policies.State().Problem, "cannot be read") })
 	if r := p.post(completion(20, 4, ""), "X-Penstock-Tier", "a"); r.status != 200 {
-		t.Errorf("with Redis away: %v", r)
+		p.bound("with Redis away: %v", r)
 	}
 	if err := m.Restart(); err != nil {
 		t.Fatal(err)
