@@ -9,8 +9,7 @@
 --   model:<model>    hash    <tier>:o outstanding, :q :t :b waiting, :l lanes with
 --                            something waiting; w: requests waiting in all tiers; and
 --                            what the door knows (door.lua)
---   lanes:waiting    set     lanes with something waiting
---   lanes:depth      zset    the same, by requests waiting
+--   lanes:depth      zset    lanes with something waiting, by requests
 --   waits:<lane>     zset    what of it waits, by when it was opened
 --   bytes            number  outstanding over all lanes
 --   models           zset    names, by last use
@@ -117,14 +116,10 @@ local function shift(c, out, waiting)
     add(lane, 't', waiting * c.tokens)
     if queued <= 0 then
       add(model, tier .. 'l', -1)
-      call('SREM', P .. 'lanes:waiting', c.lane)
       call('ZREM', P .. 'lanes:depth', c.lane)
     else
       call('ZADD', P .. 'lanes:depth', queued, c.lane)
-      if waiting == 1 and queued == 1 then
-        add(model, tier .. 'l', 1)
-        call('SADD', P .. 'lanes:waiting', c.lane)
-      end
+      if waiting == 1 and queued == 1 then add(model, tier .. 'l', 1) end
     end
     add(model, tier .. 'q', waiting)
     add(model, tier .. 't', waiting * c.tokens)
@@ -158,7 +153,7 @@ local function count(c, out, waiting)
   -- Nothing that counts may expire before it: what enters renews all, and what is
   -- renewed does so once or twice a minute.
   if not (out and (not was_out or now % 60000 < 6000)) and not (waiting and not was_waiting) then return end
-  for _, key in ipairs({ P .. 'out', wait, P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, P .. 'bytes', P .. 'models', P .. 'lanes:waiting', P .. 'lanes:depth', own }) do
+  for _, key in ipairs({ P .. 'out', wait, P .. 'lane:' .. c.lane, P .. 'model:' .. c.model, P .. 'bytes', P .. 'models', P .. 'lanes:depth', own }) do
     call('PEXPIRE', key, HOLD)
   end
 end

@@ -3,7 +3,7 @@
 -- was lost: they are written again. Answer: version, how many lanes with something waiting follow, their ids (at
 -- most WAITING, any of them), and where the version is another one all entries.
 for i = 3, #ARGV, 2 do enlist(ARGV[i], ARGV[i + 1]) end
-local waiting = call('SRANDMEMBER', P .. 'lanes:waiting', WAITING)
+local waiting = call('ZRANDMEMBER', P .. 'lanes:depth', WAITING)
 local answer = { lanes_version(), #waiting }
 for _, lane in ipairs(waiting) do answer[#answer + 1] = lane end
 if ARGV[2] ~= 'any' and answer[1] ~= ARGV[2] then
