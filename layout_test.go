@@ -35,9 +35,10 @@ var allowed = map[string][]string{
 	"response/redis":        {"response"},
 	"queue/rocketmq":        {"queue", "lane"},
 
-	"policy":        {"lane", "quota", "reason", "scheduler"},
+	"policy":        {"policy/document", "lane", "quota", "reason", "scheduler"},
 	"policy/source": {"policy"},
 
+	"policy/document":               {},
 	"policy/source/redis":           {"policy", "policy/source"},
 	"policy/source/nacos":           {"policy", "policy/source"},
 	"policy/source/nacos/nacostest": {},
@@ -94,7 +95,7 @@ var allowed = map[string][]string{
 		"gateway/directory", "gateway/headers", "gateway/inbox", "gateway/journal", "gateway/openai", "gateway/refuse", "gateway/route", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
-	"config":       {"agent", "gateway", "admin", "policy", "scheduler", "scraper", "vllm"},
+	"config":       {"agent", "gateway", "admin", "policy", "policy/document", "scheduler", "scraper", "vllm"},
 	"load":         {},
 	"doctor":       {"queue/rocketmq", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},

@@ -17,7 +17,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 	"github.com/spf13/pflag"
 
-	"penstock/policy"
+	"penstock/policy/document"
 )
 
 // Origins says, by flag name, where each value came from: "flag",
@@ -214,7 +214,7 @@ func suggestion(name string, flags *pflag.FlagSet) string {
 func Nearest(name string, flags *pflag.FlagSet) string {
 	best, distance := "", 4
 	flags.VisitAll(func(f *pflag.Flag) {
-		if d := policy.Edits(strings.ReplaceAll(name, "_", "-"), f.Name); d < distance && !NotASetting(f.Name) {
+		if d := document.Edits(strings.ReplaceAll(name, "_", "-"), f.Name); d < distance && !NotASetting(f.Name) {
 			best, distance = f.Name, d
 		}
 	})

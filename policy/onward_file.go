@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"penstock/policy/document"
 )
 
 // fileReroute sends on what a lane did not serve.
@@ -64,9 +66,9 @@ const (
 	maxRefusal   = 500 // bytes
 )
 
-func (p *Policy) readReroutes(d *document, f *file) {
+func (p *Policy) readReroutes(d draft, f *file) {
 	if len(f.Reroutes) > MaxReroutes {
-		d.wrong([]any{"reroutes"}, "%d reroutes; write at most %d", len(f.Reroutes), MaxReroutes)
+		d.Wrong([]any{"reroutes"}, "%d reroutes; write at most %d", len(f.Reroutes), MaxReroutes)
 		return
 	}
 	names := map[string]bool{}
@@ -78,7 +80,7 @@ func (p *Policy) readReroutes(d *document, f *file) {
 		}
 		p.checkPattern(d, append(at, "from"), &u.from)
 		if len(from.On) == 0 || len(from.On) > maxList {
-			d.wrong(at, "it has %d troubles under \"on\"; write 1 to %d, such as [context_length_exceeded, 404]", len(from.On), maxList)
+			d.Wrong(at, "it has %d troubles under \"on\"; write 1 to %d, such as [context_length_exceeded, 404]", len(from.On), maxList)
 		}
 		for j, word := range from.On {
 			d.trouble(append(at, "on", j), word, &u)
@@ -94,37 +96,37 @@ func (p *Policy) readReroutes(d *document, f *file) {
 		}
 		switch {
 		case from.To == fileTo{}:
-			d.wrong(at, "it has no \"to\"; write {model, tier, type, pool}, one or more of them")
+			d.Wrong(at, "it has no \"to\"; write {model, tier, type, pool}, one or more of them")
 		case u.kind != "" && p.lanes.noType:
-			d.wrong(append(to, "type"), "lanes.by leaves out the type")
+			d.Wrong(append(to, "type"), "lanes.by leaves out the type")
 		case from.To == fileTo{Model: u.model} && u.model == u.from.model, from.To == fileTo{Tier: from.To.Tier} && from.To.Tier == u.from.tier,
 			from.To == fileTo{Type: u.kind} && u.kind == u.from.ofType, from.To == fileTo{Pool: u.pool} && u.pool == u.from.pool:
-			d.wrong(to, "it leads to where the request comes from")
+			d.Wrong(to, "it leads to where the request comes from")
 		}
 		p.reroutes = append(p.reroutes, u)
 	}
 }
 
 // trouble reads one entry of "on".
-func (d *document) trouble(at []any, word string, u *Reroute) {
+func (d draft) trouble(at []any, word string, u *Reroute) {
 	if status, err := strconv.Atoi(word); err == nil {
 		if status < 400 || status > 499 {
-			d.wrong(at, "%d: write an engine's status from 400 to 499; what fails with 5xx is tried elsewhere first and is tries_used then", status)
+			d.Wrong(at, "%d: write an engine's status from 400 to 499; what fails with 5xx is tried elsewhere first and is tries_used then", status)
 		}
 		u.statuses = append(u.statuses, status)
 		return
 	}
 	i := slices.Index(classNames[TooLong:], word)
 	if i < 0 {
-		d.wrong(at, "unknown trouble %q%s, or an engine's status from 400 to 499", word[:min(len(word), 40)], suggest(word, classNames[TooLong:]))
+		d.Wrong(at, "unknown trouble %q%s, or an engine's status from 400 to 499", word[:min(len(word), 40)], document.Suggest(word, classNames[TooLong:]))
 		return
 	}
 	u.classes[int(TooLong)+i] = true
 }
 
-func (p *Policy) readFilters(d *document, f *file) {
+func (p *Policy) readFilters(d draft, f *file) {
 	if len(f.Filters) > MaxFilters {
-		d.wrong([]any{"filters"}, "%d filters; write at most %d", len(f.Filters), MaxFilters)
+		d.Wrong([]any{"filters"}, "%d filters; write at most %d", len(f.Filters), MaxFilters)
 		return
 	}
 	names := map[string]bool{}
@@ -136,7 +138,7 @@ func (p *Policy) readFilters(d *document, f *file) {
 			d.word(append(at, "pool"), from.Pool, maxWord)
 		}
 		if (len(from.Passes) == 0) == (len(from.Stops) == 0) {
-			d.wrong(at, "write one of passes and stops: patterns of the model's answer, such as passes: [\"safe*\"]")
+			d.Wrong(at, "write one of passes and stops: patterns of the model's answer, such as passes: [\"safe*\"]")
 		}
 		for key, list := range map[string]words{"passes": from.Passes, "stops": from.Stops} {
 			d.patterns(append(at, key), list)
@@ -144,7 +146,7 @@ func (p *Policy) readFilters(d *document, f *file) {
 		u.passes, u.stops = lower(from.Passes), lower(from.Stops)
 		if from.MaxTokens != nil {
 			if u.MaxTokens = *from.MaxTokens; u.MaxTokens < 1 || u.MaxTokens > maxTokens {
-				d.wrong(append(at, "max-tokens"), "%d: write 1 to %d", u.MaxTokens, maxTokens)
+				d.Wrong(append(at, "max-tokens"), "%d: write 1 to %d", u.MaxTokens, maxTokens)
 			}
 		}
 		if u.Refusal == "" {
@@ -163,43 +165,43 @@ func lower(list []string) (out []string) {
 }
 
 // named is the name of entry i of a list, of which no other has it.
-func (d *document) named(at []any, what string, i int, name string, taken map[string]bool) string {
+func (d draft) named(at []any, what string, i int, name string, taken map[string]bool) string {
 	if name == "" {
 		name = what + " " + strconv.Itoa(i+1)
 	}
 	d.word(append(at, "name"), name, maxWord)
 	if taken[name] {
-		d.wrong(append(at, "name"), "two %ss are called %q; give each its own name", what, name)
+		d.Wrong(append(at, "name"), "two %ss are called %q; give each its own name", what, name)
 	}
 	taken[name] = true
 	return name
 }
 
 // checkPattern checks which lanes a pattern is for.
-func (p *Policy) checkPattern(d *document, at []any, l *lanePattern) {
+func (p *Policy) checkPattern(d draft, at []any, l *lanePattern) {
 	for key, value := range map[string]string{"tier": l.tier, "type": l.ofType, "model": l.model, "pool": l.pool, "tenant": l.tenant} {
 		if value != "" {
 			d.word(append(at, key), value, maxName)
 		}
 	}
 	if l.tier != "" && !slices.ContainsFunc(p.TierNames(), func(name string) bool { return match(l.tier, name) }) {
-		d.wrong(append(at, "tier"), "no tier is like %q; there are %s", l.tier, strings.Join(p.TierNames(), ", "))
+		d.Wrong(append(at, "tier"), "no tier is like %q; there are %s", l.tier, strings.Join(p.TierNames(), ", "))
 	}
 	if l.tenant != "" && p.lanes.noTenant || l.ofType != "" && p.lanes.noType {
-		d.wrong(at, "lanes.by leaves out what this pattern asks for")
+		d.Wrong(at, "lanes.by leaves out what this pattern asks for")
 	}
 }
 
 // readDowngrade reads which lower tiers a tenant's requests may be put into.
-func (p *Policy) readDowngrade(d *document, at []any, t *Tenant, from fileTiers) {
+func (p *Policy) readDowngrade(d draft, at []any, t *Tenant, from fileTiers) {
 	t.downgrade = from.any
 	for i, name := range from.names {
 		place := p.place(d, append(at, i), name)
 		if slices.Contains(p.TierNames(), name) && place <= t.Tier {
-			d.wrong(append(at, i), "the tier %q is not below the tenant's, %s", name, p.Tiers[t.Tier].Name)
+			d.Wrong(append(at, i), "the tier %q is not below the tenant's, %s", name, p.Tiers[t.Tier].Name)
 		}
 		if slices.Contains(t.downgrades, place) {
-			d.wrong(append(at, i), "the tier %q is there twice", name)
+			d.Wrong(append(at, i), "the tier %q is there twice", name)
 		}
 		t.downgrades = append(t.downgrades, place)
 	}

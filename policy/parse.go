@@ -32,10 +32,10 @@ func Parse(text []byte) (*Policy, error) {
 	p := Default(nil, "")
 	sum := sha256.Sum256(text)
 	p.Hash = hex.EncodeToString(sum[:8])
-	if len(d.problems) == 0 {
+	if len(d.Problems()) == 0 {
 		p.readTiers(d, &f)
 	}
-	if len(d.problems) == 0 { // the rest is about tiers that are there
+	if len(d.Problems()) == 0 { // the rest is about tiers that are there
 		p.readShared(d, &f)
 		p.readTenants(d, &f)
 		p.readAliases(d, &f)
@@ -44,13 +44,13 @@ func Parse(text []byte) (*Policy, error) {
 		p.readFilters(d, &f)
 		p.readReroutes(d, &f) // what lanes.by leaves out is known
 	}
-	if len(d.problems) > 0 {
-		return nil, fmt.Errorf("policy: %w", errors.Join(d.problems...))
+	if len(d.Problems()) > 0 {
+		return nil, fmt.Errorf("policy: %w", errors.Join(d.Problems()...))
 	}
 	return p, nil
 }
 
-func (p *Policy) readTiers(d *document, f *file) {
+func (p *Policy) readTiers(d draft, f *file) {
 	if len(f.Tiers) > 0 {
 		p.Tiers, p.tiered = make([]Tier, len(f.Tiers)), true
 	}
@@ -68,9 +68,9 @@ func (p *Policy) readTiers(d *document, f *file) {
 		d.word([]any{"tiers", i, "name"}, t.Name, maxTierName)
 		p.Tiers[i] = t
 	}
-	if len(d.problems) == 0 {
+	if len(d.Problems()) == 0 {
 		if err := scheduler.ValidateTiers(p.Tiers); err != nil {
-			d.wrong([]any{"tiers"}, "%s", strings.TrimPrefix(err.Error(), "tiers: "))
+			d.Wrong([]any{"tiers"}, "%s", strings.TrimPrefix(err.Error(), "tiers: "))
 		}
 	}
 	p.defaultTier = len(p.Tiers) - 1
@@ -81,17 +81,17 @@ func (p *Policy) readTiers(d *document, f *file) {
 }
 
 // place is that of a tier by name.
-func (p *Policy) place(d *document, path []any, name string) int {
+func (p *Policy) place(d draft, path []any, name string) int {
 	i := slices.Index(p.TierNames(), name)
 	if i < 0 {
-		d.wrong(path, "the tier %q is not one of %s", name, strings.Join(p.TierNames(), ", "))
+		d.Wrong(path, "the tier %q is not one of %s", name, strings.Join(p.TierNames(), ", "))
 	}
 	return max(i, 0)
 }
 
-func (p *Policy) readTenants(d *document, f *file) {
+func (p *Policy) readTenants(d draft, f *file) {
 	if len(f.Tenants) > MaxTenants {
-		d.wrong([]any{"tenants"}, "%d tenants; write at most %d", len(f.Tenants), MaxTenants)
+		d.Wrong([]any{"tenants"}, "%d tenants; write at most %d", len(f.Tenants), MaxTenants)
 		return
 	}
 	keys := &Keys{byPrefix: map[uint64][]apiKey{}}
@@ -108,21 +108,21 @@ func (p *Policy) readTenants(d *document, f *file) {
 		d.time(append(at, "deadline"), from.Deadline, 600*time.Second)
 		d.time(append(at, "max-deadline"), from.MaxDeadline, 600*time.Second)
 		if from.MaxDeadline > 0 && from.Deadline > from.MaxDeadline {
-			d.wrong(append(at, "deadline"), "deadline %s is longer than max-deadline %s", from.Deadline, from.MaxDeadline)
+			d.Wrong(append(at, "deadline"), "deadline %s is longer than max-deadline %s", from.Deadline, from.MaxDeadline)
 		}
 		var limits int
 		if t.quotas, limits = d.readQuotas(at, name, &from); limits+len(p.shared) > quota.MaxLimits {
-			d.wrong(at, "one request of %q would be held to %d limits; write at most %d, those of quota for all tenants included", name, limits+len(p.shared), quota.MaxLimits)
+			d.Wrong(at, "one request of %q would be held to %d limits; write at most %d, those of quota for all tenants included", name, limits+len(p.shared), quota.MaxLimits)
 		}
 		if len(from.Keys) > MaxKeys {
-			d.wrong(append(at, "keys"), "%d keys; write at most %d", len(from.Keys), MaxKeys)
+			d.Wrong(append(at, "keys"), "%d keys; write at most %d", len(from.Keys), MaxKeys)
 			continue
 		}
 		for i, key := range from.Keys {
 			if !strings.HasPrefix(key, hashPrefix) {
-				d.problems = append(d.problems, fmt.Errorf("tenants: key %d of %q is not hashed: write what penstock keys hash makes of it", i+1, name)) // does not quote the line: the key is in it
+				d.Add(fmt.Errorf("tenants: key %d of %q is not hashed: write what penstock keys hash makes of it", i+1, name)) // does not quote the line: the key is in it
 			} else if err := keys.put(name, key); err != nil {
-				d.wrong(append(at, "keys", i), "%s", err)
+				d.Wrong(append(at, "keys", i), "%s", err)
 			}
 		}
 		p.tenants[name] = t
@@ -138,9 +138,9 @@ func (p *Policy) readTenants(d *document, f *file) {
 	}
 }
 
-func (p *Policy) readAliases(d *document, f *file) {
+func (p *Policy) readAliases(d draft, f *file) {
 	if len(f.Models) > MaxAliases {
-		d.wrong([]any{"models"}, "%d models; write at most %d", len(f.Models), MaxAliases)
+		d.Wrong([]any{"models"}, "%d models; write at most %d", len(f.Models), MaxAliases)
 		return
 	}
 	p.aliases = make(map[string][]Target, len(f.Models))
@@ -148,7 +148,7 @@ func (p *Policy) readAliases(d *document, f *file) {
 		from, at := f.Models[name], []any{"models", name}
 		d.word(at, name, maxName)
 		if len(from) == 0 || len(from) > MaxTargets {
-			d.wrong(at, "%d models behind %q; write 1 to %d of {model, weight, prompt-up-to}", len(from), name, MaxTargets)
+			d.Wrong(at, "%d models behind %q; write 1 to %d of {model, weight, prompt-up-to}", len(from), name, MaxTargets)
 			continue
 		}
 		targets, rest, last := make([]Target, 0, len(from)), 0, 0
@@ -156,7 +156,7 @@ func (p *Policy) readAliases(d *document, f *file) {
 			at := append(at, i)
 			d.word(append(at, "model"), t.Model, maxName)
 			if _, chained := f.Models[t.Model]; chained && t.Model != name {
-				d.wrong(append(at, "model"), "%q is itself one of models; name the model that an engine serves", t.Model)
+				d.Wrong(append(at, "model"), "%q is itself one of models; name the model that an engine serves", t.Model)
 			}
 			weight := 1
 			if t.Weight != nil {
@@ -166,9 +166,9 @@ func (p *Policy) readAliases(d *document, f *file) {
 			d.number(append(at, "prompt-up-to"), float64(t.Prompt), 1e9)
 			switch {
 			case t.Prompt > 0 && t.Weight != nil:
-				d.wrong(at, "weight and prompt-up-to exclude each other; give one")
+				d.Wrong(at, "weight and prompt-up-to exclude each other; give one")
 			case t.Prompt > 0 && t.Prompt <= last:
-				d.wrong(append(at, "prompt-up-to"), "%d is not above the one before, %d; write them in order", t.Prompt, last)
+				d.Wrong(append(at, "prompt-up-to"), "%d is not above the one before, %d; write them in order", t.Prompt, last)
 			case t.Prompt > 0:
 				last, weight = t.Prompt, 0
 			}
@@ -176,15 +176,15 @@ func (p *Policy) readAliases(d *document, f *file) {
 			targets = append(targets, Target{Model: t.Model, weight: weight, upTo: t.Prompt})
 		}
 		if rest == 0 {
-			d.wrong(at, "no model for the longest prompts; write one without prompt-up-to, of weight above 0")
+			d.Wrong(at, "no model for the longest prompts; write one without prompt-up-to, of weight above 0")
 		}
 		p.aliases[name] = targets
 	}
 }
 
-func (p *Policy) readRules(d *document, f *file) {
+func (p *Policy) readRules(d draft, f *file) {
 	if len(f.Rules) > MaxRules {
-		d.wrong([]any{"rules"}, "%d rules; write at most %d", len(f.Rules), MaxRules)
+		d.Wrong([]any{"rules"}, "%d rules; write at most %d", len(f.Rules), MaxRules)
 		return
 	}
 	p.rules = make([]Rule, 0, len(f.Rules))
@@ -195,7 +195,7 @@ func (p *Policy) readRules(d *document, f *file) {
 		r.Name, r.Type, r.Model, r.Pool, r.tier = d.named(at, "rule", i, from.Name, names), from.Then.Type, from.Then.Model, from.Then.Pool, -1
 		switch then := from.Then; {
 		case then == fileThen{}:
-			d.wrong(at, "it has no \"then\"; write {tier, type, model, pool}, one or more of them")
+			d.Wrong(at, "it has no \"then\"; write {tier, type, model, pool}, one or more of them")
 		case then.Tier != "":
 			r.tier = p.place(d, append(at, "then", "tier"), then.Tier)
 		}
@@ -209,7 +209,7 @@ func (p *Policy) readRules(d *document, f *file) {
 }
 
 // when reads the conditions of a rule or a filter.
-func (d *document) when(at []any, w *fileWhen) Rule {
+func (d draft) when(at []any, w *fileWhen) Rule {
 	r := Rule{
 		tenant: w.Tenant, model: w.Model, path: w.Path, serviceTier: w.ServiceTier,
 		stream: w.Stream, tools: w.Tools, images: w.Images,
@@ -229,26 +229,26 @@ func (d *document) when(at []any, w *fileWhen) Rule {
 	}
 	for key, s := range map[string]span{"prompt-tokens": w.Prompt, "max-tokens": w.MaxTokens, "system-bytes": w.System, "priority": w.Priority} {
 		if s.Min != nil && s.Max != nil && *s.Min > *s.Max {
-			d.wrong(append(at, key), "min %d is above max %d", *s.Min, *s.Max)
+			d.Wrong(append(at, key), "min %d is above max %d", *s.Min, *s.Max)
 		}
 	}
 	if len(r.headers) > maxList {
-		d.wrong(append(at, "headers"), "%d headers; write at most %d", len(r.headers), maxList)
+		d.Wrong(append(at, "headers"), "%d headers; write at most %d", len(r.headers), maxList)
 	}
 	return r
 }
 
-func (p *Policy) readLanes(d *document, f *file) {
+func (p *Policy) readLanes(d draft, f *file) {
 	l := &f.Lanes
 	if len(l.By) > 0 {
 		for i, name := range l.By {
 			if !slices.Contains([]string{"tier", "type", "model", "pool", "tenant"}, name) || slices.Index(l.By, name) != i {
-				d.wrong([]any{"lanes", "by", i}, "%q: write each of tier, type, model, pool, tenant at most once", name)
+				d.Wrong([]any{"lanes", "by", i}, "%q: write each of tier, type, model, pool, tenant at most once", name)
 			}
 		}
 		for _, name := range []string{"tier", "model", "pool"} {
 			if !slices.Contains(l.By, name) {
-				d.wrong([]any{"lanes", "by"}, "%s is missing: who starts first and where depends on it; only type and tenant can be left out", name)
+				d.Wrong([]any{"lanes", "by"}, "%s is missing: who starts first and where depends on it; only type and tenant can be left out", name)
 			}
 		}
 		p.lanes.noType, p.lanes.noTenant = !slices.Contains(l.By, "type"), !slices.Contains(l.By, "tenant")
@@ -256,7 +256,7 @@ func (p *Policy) readLanes(d *document, f *file) {
 	p.lanes.rest = l.Default.over(Lane{})
 	d.limits([]any{"lanes", "default"}, p.lanes.rest)
 	if len(l.Patterns) > MaxPatterns {
-		d.wrong([]any{"lanes", "patterns"}, "%d patterns; write at most %d", len(l.Patterns), MaxPatterns)
+		d.Wrong([]any{"lanes", "patterns"}, "%d patterns; write at most %d", len(l.Patterns), MaxPatterns)
 		return
 	}
 	for i, from := range l.Patterns {
@@ -291,7 +291,7 @@ func (l fileLimits) over(base Lane) Lane {
 	return base
 }
 
-func (d *document) limits(at []any, l Lane) {
+func (d draft) limits(at []any, l Lane) {
 	d.number(append(at, "concurrency"), float64(l.Concurrency), 1e6)
 	d.number(append(at, "starts-per-second"), l.StartsPerSecond, 1e6)
 	d.number(append(at, "sends-per-second"), l.SendsPerSecond, 1e6)
@@ -312,28 +312,28 @@ func (s span) bounds() bounds {
 	return b
 }
 
-func (d *document) number(at []any, n, most float64) {
+func (d draft) number(at []any, n, most float64) {
 	if !(n >= 0 && n <= most) {
-		d.wrong(at, "%v: write 0 to %.0f", n, most)
+		d.Wrong(at, "%v: write 0 to %.0f", n, most)
 	}
 }
 
 // time checks an optional time. One below a millisecond was written without its unit.
-func (d *document) time(at []any, t, most time.Duration) {
+func (d draft) time(at []any, t, most time.Duration) {
 	if t < 0 || t > most || t > 0 && t < time.Millisecond {
-		d.wrong(at, "%s: write a time with its unit, such as 500ms or 30s, at most %s", t, most)
+		d.Wrong(at, "%s: write a time with its unit, such as 500ms or 30s, at most %s", t, most)
 	}
 }
 
-func (d *document) word(at []any, s string, most int) {
+func (d draft) word(at []any, s string, most int) {
 	if s == "" || len(s) > most || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		d.wrong(at, "%q: write 1 to %d printable bytes", s[:min(len(s), 40)], most)
+		d.Wrong(at, "%q: write 1 to %d printable bytes", s[:min(len(s), 40)], most)
 	}
 }
 
-func (d *document) patterns(at []any, list []string) {
+func (d draft) patterns(at []any, list []string) {
 	if len(list) > maxList {
-		d.wrong(at, "%d entries; write at most %d", len(list), maxList)
+		d.Wrong(at, "%d entries; write at most %d", len(list), maxList)
 		return
 	}
 	for i, s := range list {

@@ -68,14 +68,14 @@ func (p *Policy) Limits(dst []quota.Limit, t *Tenant, model string, tier int) []
 }
 
 // readQuota makes the limits of one place in the file.
-func (d *document) readQuota(at []any, f *fileQuota, scope, bucket string) (limits []quota.Limit) {
+func (d draft) readQuota(at []any, f *fileQuota, scope, bucket string) (limits []quota.Limit) {
 	add := func(key string, unit quota.Unit, amount int, per time.Duration, window bool) {
 		if amount == 0 {
 			return
 		}
 		l := quota.Limit{Scope: scope, Bucket: bucket, Unit: unit, Amount: int64(amount), Per: per, Window: window}
 		if err := l.Validate(); err != nil {
-			d.wrong(append(at, key), "%s", err)
+			d.Wrong(append(at, key), "%s", err)
 		}
 		limits = append(limits, l)
 	}
@@ -83,10 +83,10 @@ func (d *document) readQuota(at []any, f *fileQuota, scope, bucket string) (limi
 	add("requests-per-minute", quota.Requests, f.Requests, time.Minute, false)
 	for i, w := range f.Windows {
 		if (w.Requests == 0) == (w.Tokens == 0) || w.Per == 0 {
-			d.wrong(append(at, "windows", i), "write one of tokens and requests, and per, such as {tokens: 1000000, per: 24h}")
+			d.Wrong(append(at, "windows", i), "write one of tokens and requests, and per, such as {tokens: 1000000, per: 24h}")
 		}
 		if slices.ContainsFunc(f.Windows[:i], func(o fileWindow) bool { return o.Per == w.Per && (o.Tokens == 0) == (w.Tokens == 0) }) {
-			d.wrong(append(at, "windows", i), "a second window of %v of the same kind; write the lower number alone", w.Per)
+			d.Wrong(append(at, "windows", i), "a second window of %v of the same kind; write the lower number alone", w.Per)
 		}
 		add("windows", quota.Tokens, w.Tokens, w.Per, true)
 		add("windows", quota.Requests, w.Requests, w.Per, true)
@@ -95,11 +95,11 @@ func (d *document) readQuota(at []any, f *fileQuota, scope, bucket string) (limi
 }
 
 // readQuotas makes a tenant's.
-func (d *document) readQuotas(at []any, name string, f *fileTenant) (q quotas, most int) {
+func (d draft) readQuotas(at []any, name string, f *fileTenant) (q quotas, most int) {
 	q.own = d.readQuota(append(at, "quota"), &f.Quota, quota.Tenant, name)
 	q.perKey = d.readQuota(append(at, "key-quota"), &f.KeyQuota, quota.Key, "key")
 	if len(f.ModelQuota) > maxList {
-		d.wrong(append(at, "model-quota"), "%d models; write at most %d", len(f.ModelQuota), maxList)
+		d.Wrong(append(at, "model-quota"), "%d models; write at most %d", len(f.ModelQuota), maxList)
 		return q, 0
 	}
 	for _, pattern := range slices.Sorted(maps.Keys(f.ModelQuota)) {
@@ -115,7 +115,7 @@ func (d *document) readQuotas(at []any, name string, f *fileTenant) (q quotas, m
 }
 
 // readShared makes the limits of all tenants together, and the tiers' slices of them.
-func (p *Policy) readShared(d *document, f *file) {
+func (p *Policy) readShared(d draft, f *file) {
 	p.shared = d.readQuota([]any{"quota"}, &f.Quota, quota.Tier, "all")
 	p.slices = make([]int, len(p.Tiers))
 	sum := 0
@@ -124,10 +124,10 @@ func (p *Policy) readShared(d *document, f *file) {
 		at := []any{"tiers", i, "slice"}
 		d.number(at, float64(p.slices[i]), 1e12)
 		if sum += p.slices[i]; p.slices[i] != 0 && sum > f.Quota.Tokens {
-			d.wrong(at, "the slices add up to %d tokens per minute; quota has tokens-per-minute: %d for all tenants, write more there or less here", sum, f.Quota.Tokens)
+			d.Wrong(at, "the slices add up to %d tokens per minute; quota has tokens-per-minute: %d for all tenants, write more there or less here", sum, f.Quota.Tokens)
 		}
 	}
 	if len(p.shared) > quota.MaxLimits {
-		d.wrong([]any{"quota"}, "%d limits; write at most %d", len(p.shared), quota.MaxLimits)
+		d.Wrong([]any{"quota"}, "%d limits; write at most %d", len(p.shared), quota.MaxLimits)
 	}
 }
