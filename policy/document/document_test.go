@@ -52,7 +52,7 @@ func TestRead(t *testing.T) {
 func TestProblems(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"", "the file says nothing"},
-		{"nmae: a", "line 1: unknown key \"nmae\", did you mean \"name\"?\n    nmae: a\n    ^"},
+		{"mane: a", "line 1: unknown key \"mane\", did you mean \"name\"?\n    mane: a\n    ^"},
 		{"books: [{tittle: a}]", `did you mean "title"?`},
 		{"zzzzzzzz: 1", "known here: books, by, name"},
 		{"name: &x a", "anchors, aliases and tags"},
