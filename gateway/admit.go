@@ -204,9 +204,9 @@ func (x *exchange) body() ([]byte, *refuse.Refusal) {
 // queue prices the request, opens its record and puts it into its lane, or
 // refuses. The inbox is there: events may come before queue returns.
 func (x *exchange) queue() *refuse.Refusal {
-	g, key, p := x.g, x.class.Lane, &x.request
+	g, key, p := x.g, x.onward.lane, &x.request
 	if x.onward.filter != nil {
-		key, p = x.onward.lane, &x.onward.question
+		p = &x.onward.question
 	}
 	var known []registry.Engine
 	var unknown bool
@@ -218,8 +218,12 @@ func (x *exchange) queue() *refuse.Refusal {
 		g.warn("read directory", err)
 		return &refuse.Refusal{Reason: reason.RecordStoreAway, Model: p.Model}
 	}
-	if unknown {
-		return &refuse.Refusal{Reason: reason.UnknownModel, Model: x.asked, Param: "model"}
+	if unknown && x.onward.filter == nil {
+		f := &refuse.Refusal{Reason: reason.UnknownModel, Model: x.asked, Param: "model"}
+		if x.onward.former != nil {
+			f.Model = p.Model
+		}
+		return f
 	}
 	x.known = x.onward.filter == nil && len(known) > 0 && len(known[0].Models) > 0
 	prompt, output := g.prices.quote(x.who.Name, p)

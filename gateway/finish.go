@@ -56,7 +56,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	}
 	var way slog.Attr // an empty one is left out
 	if x.trip.Moved() {
-		way = slog.String("route", x.trip.String(x.class.Lane))
+		way = slog.String("route", x.trip.String(x.onward.lane))
 	}
 	g.deps.Log.LogAttrs(ctx, level, "request finished",
 		slog.String("id", x.id), slog.String("label", x.label), slog.String("tenant", x.who.Name),
@@ -72,7 +72,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 func (x *exchange) remember(now time.Time, status int, end outcome, why reason.Reason) {
 	f := journal.Entry{
 		At: now, ID: x.id, Tenant: x.who.Name, Model: x.request.Model, Node: x.relay.node, Attempts: x.relay.tries,
-		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(), Route: x.trip.String(x.class.Lane),
+		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(), Route: x.trip.String(x.onward.lane),
 	}
 	if x.label != x.id {
 		f.Label = strings.Clone(x.label) // it may be the start of a longer header

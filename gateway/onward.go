@@ -28,9 +28,9 @@ type onward struct {
 	wish    policy.Wish
 	filters []*policy.Filter // still to come
 
-	filter   *policy.Filter // whose lane the request is in; nil = its own
-	lane     lane.Key       // of filter
-	question openai.Request // that it is asked
+	lane     lane.Key       // where the request is
+	filter   *policy.Filter // whose lane that is; nil = its own
+	question openai.Request // that the filter is asked
 
 	again   bool          // the lane is left, and there is another to go through
 	former  *former       // what the lane did that the request was sent on from; nil = it was not
@@ -60,7 +60,7 @@ func (x *exchange) next() *refuse.Refusal {
 		x.id = newID()
 		x.relay = relay{sent: x.relay.sent, wrote: x.relay.wrote, done: x.relay.done}
 	}
-	o.again, o.filter = false, nil
+	o.again, o.filter, o.lane = false, nil, x.class.Lane
 	if len(o.filters) == 0 {
 		return nil
 	}

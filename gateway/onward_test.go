@@ -251,9 +251,9 @@ func TestFilters(t *testing.T) {
 			s.start().says("x")
 		}, 200, "", "x", "vip/filter/guard passed, vip/filter/guard passed, vip/chat/q context_length_exceeded, vip/chat/big", filterPassed},
 		{"stopped", "1", func(s *stage) { s.start().says(`unsafe\nS1`) }, 400, "content_filter", `"message":"Against the rules."`, "", filterStopped},
-		{"stopped by the second", "2", func(s *stage) { s.start().says("safe"); s.start().says("unsafe") }, 400, "content_filter", "stopped by the filter 'second'", "vip/filter/guard passed, vip/chat/q", filterStopped},
+		{"stopped by the second", "2", func(s *stage) { s.start().says("safe"); s.start().says("unsafe") }, 400, "content_filter", "stopped by the filter 'second'", "vip/filter/guard passed, vip/filter/guard", filterStopped},
 		{"no words", "1", func(s *stage) { s.start().done("{}") }, 400, "content_filter", "Against the rules.", "", filterStopped},
-		{"nobody to ask", "away", func(s *stage) { s.start().says("safe") }, 404, "model_not_found", "The filter 'away' reads requests first and could not read this one.", "vip/filter/guard passed, vip/chat/q", filterFailed},
+		{"nobody to ask", "away", func(s *stage) { s.start().says("safe") }, 503, "no_engine", "The filter 'away' reads requests first and could not read this one. No engine for model 'nobody' is reachable.", "vip/filter/guard passed, vip/filter/nobody", filterFailed},
 		{"too long for it", "1", func(s *stage) { s.start().refuse(400, tooLongBody) }, 400, "too_large", "The prompt is longer than model 'guard' can hold.", "", filterFailed},
 		{"it refuses", "1", func(s *stage) { s.start().refuse(422, "{}") }, 400, "content_filter", "Its engine answered 422.", "", filterFailed},
 		{"its engine is lost", "1", func(s *stage) { s.start().finish(response.Event{Kind: response.Failed, Reason: reason.TriesUsed}) }, 503, "tries_used", "The engines for model 'guard' failed", "", filterFailed},

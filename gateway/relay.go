@@ -224,7 +224,7 @@ func (x *exchange) meta(h http.Header) {
 		h["X-Penstock-Attempts"] = []string{strconv.Itoa(v.tries)}
 		h["X-Penstock-Queue-Ms"] = []string{strconv.FormatInt(v.inQueue.Milliseconds(), 10)}
 	}
-	if way := x.trip.String(x.class.Lane); way != "" {
+	if way := x.trip.String(x.onward.lane); way != "" {
 		h["X-Penstock-Route"] = []string{way}
 	}
 }
