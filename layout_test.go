@@ -89,7 +89,7 @@ var allowed = map[string][]string{
 	"gateway/inbox":     {"registry", "response"},
 	"gateway/journal":   {"reason"},
 	"gateway/directory": {"fleet", "reason", "registry"},
-	"gateway/refuse":    {"reason"},
+	"gateway/refuse":    {"quota", "reason", "registry"},
 
 	"gateway": {
 		"gateway/directory", "gateway/headers", "gateway/inbox", "gateway/journal", "gateway/openai", "gateway/refuse", "gateway/route", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",

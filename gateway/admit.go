@@ -271,9 +271,9 @@ func (x *exchange) queue() *refuse.Refusal {
 	if err != nil {
 		return x.notQueued(err, reason.RecordStoreAway)
 	}
-	showLimits(x.w.Header(), ask.Limits, &admitted.Quota)
+	refuse.ShowLimits(x.w.Header(), ask.Limits, &admitted.Quota)
 	if admitted.Quota.Refused {
-		return limited(&ask, &admitted)
+		return refuse.Limited(&ask, &admitted)
 	}
 	if admitted.Reason != reason.OK {
 		return &refuse.Refusal{Reason: admitted.Reason, Model: p.Model, Ahead: admitted.Ahead, Wait: admitted.Wait, Limit: limit, Retry: admitted.RetryAfter}
