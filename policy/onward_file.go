@@ -79,6 +79,7 @@ func (p *Policy) readReroutes(d draft, f *file) {
 			from: lanePattern{tier: from.From.Tier, ofType: from.From.Type, model: from.From.Model, pool: from.From.Pool, tenant: from.From.Tenant},
 		}
 		p.checkPattern(d, append(at, "from"), &u.from)
+		p.checkFrom(d, append(at, "from"), &u.from, f)
 		if len(from.On) == 0 || len(from.On) > maxList {
 			d.Wrong(at, "it has %d troubles under \"on\"; write 1 to %d, such as [context_length_exceeded, 404]", len(from.On), maxList)
 		}
@@ -91,6 +92,7 @@ func (p *Policy) readReroutes(d draft, f *file) {
 				d.word(append(to, key), value, maxName)
 			}
 		}
+		d.oneModel(append(to, "model"), u.model)
 		if from.To.Tier != "" {
 			u.tier = p.place(d, append(to, "tier"), from.To.Tier)
 		}
@@ -104,6 +106,33 @@ func (p *Policy) readReroutes(d draft, f *file) {
 			d.Wrong(to, "it leads to where the request comes from")
 		}
 		p.reroutes = append(p.reroutes, u)
+	}
+}
+
+// checkFrom finds what no lane is like, of what only the policy gives to lanes.
+func (p *Policy) checkFrom(d draft, at []any, l *lanePattern, f *file) {
+	if targets := p.aliases[l.model]; len(targets) > 0 && !slices.ContainsFunc(targets, func(t Target) bool { return t.Model == l.model }) {
+		d.Wrong(append(at, "model"), "%q is one of models: its requests are in the lanes of what stands behind it, such as %q; write that", l.model, targets[0].Model)
+	}
+	types, pools := []string{"chat", "completion", "embedding"}, []string{}
+	for i := range f.Rules {
+		types, pools = append(types, f.Rules[i].Then.Type), append(pools, f.Rules[i].Then.Pool)
+	}
+	none := func(of, pattern string, all []string) {
+		slices.Sort(all)
+		all = slices.DeleteFunc(slices.Compact(all), func(s string) bool { return s == "" })
+		if pattern != "" && !slices.ContainsFunc(all, func(s string) bool { return match(pattern, s) }) {
+			d.Wrong(append(at, of), "no %s is like %q; rules give lanes these: %s", of, pattern, strings.Join(all, ", "))
+		}
+	}
+	none("type", l.ofType, types)
+	none("pool", l.pool, pools)
+}
+
+// oneModel refuses a pattern where one model is to be named.
+func (d draft) oneModel(at []any, name string) {
+	if strings.Contains(name, "*") {
+		d.Wrong(at, "%q: write the name of one model", name)
 	}
 }
 
@@ -134,6 +163,7 @@ func (p *Policy) readFilters(d draft, f *file) {
 		at := []any{"filters", i}
 		u := Filter{Name: d.named(at, "filter", i, from.Name, names), MaxTokens: filterTokens, Refusal: from.Refusal, model: from.Model, pool: from.Pool, when: d.when(append(at, "when"), &from.When)}
 		d.word(append(at, "model"), from.Model, maxName)
+		d.oneModel(append(at, "model"), from.Model)
 		if from.Pool != "" {
 			d.word(append(at, "pool"), from.Pool, maxWord)
 		}

@@ -14,6 +14,7 @@ func TestRerouteLanes(t *testing.T) {
 tiers: [{name: vip}, {name: normal}, {name: batch}]
 tenants: {acme: {tier: normal}}
 models: {big: [{model: q72, prompt-up-to: 100}, {model: q400}]}
+rules: [{when: {tools: true}, then: {type: code}}]
 reroutes:
   - {from: {type: code}, on: [404], to: {type: review, tier: vip}}
   - {from: {model: "q7*", tenant: acme}, on: [404, no_engine], to: {model: big}}

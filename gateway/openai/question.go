@@ -9,7 +9,7 @@ import (
 )
 
 // TooLong reports whether an engine's refusal is about the length of the prompt: by its
-// code, or by vLLM's words, of which the first are those of 0.4 and later.
+// code, or by the words that vLLM and SGLang have for it.
 func TooLong(body []byte) bool {
 	e := gjson.GetBytes(body, "error")
 	if !e.IsObject() {
@@ -19,7 +19,7 @@ func TooLong(body []byte) bool {
 		return true
 	}
 	text := strings.ToLower(e.Get("message").Str)
-	for _, words := range []string{"maximum context length", "maximum model length", "max_model_len"} {
+	for _, words := range []string{"context length", "maximum model length", "max_model_len"} {
 		if strings.Contains(text, words) {
 			return true
 		}

@@ -19,6 +19,7 @@ tenants:
   plain: {tier: vip}
 models:
   big: [{model: q72, prompt-up-to: 8000}, {model: long}]
+rules: [{when: {tools: true}, then: {type: code}}]
 reroutes:
   - {name: review, from: {model: q7, type: code}, on: 422, to: {type: review, model: judge, tier: normal}}
   - {name: bigger, from: {model: q7}, on: [context_length_exceeded, no_engine, 404], to: {model: big}}
