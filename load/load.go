@@ -23,7 +23,7 @@ import (
 type Arrival struct {
 	At     time.Duration // from the start of the run
 	Prompt int           // tokens
-	Output int           // tokens, generated in full (ignore_eos)
+	Output int           // tokens, generated in full (ignore_eos) unless Config.Natural
 }
 
 // SLO is what makes an answered request good.
@@ -43,6 +43,7 @@ type Config struct {
 	APIKey        string // sent as a bearer token; "" = none
 	Arrivals      []Arrival
 	BytesPerToken float64       // prompt bytes sent for each prompt token
+	Natural       bool          // answers end where the engine ends them, at Output tokens at the latest
 	Patience      time.Duration // without a first token by then the client closes; 0 = waits for ever
 	GiveUp        time.Duration // no attempt is begun later than this after the first; 0 = no limit
 	Retries       int           // further attempts of a request that was refused or ran out of patience
@@ -146,7 +147,7 @@ func (c *client) body(random *rand.Rand, a Arrival) []byte {
 	for i := range text {
 		text[i] = letters[random.IntN(len(letters))]
 	}
-	return fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"ignore_eos":true,"temperature":0,"stream":true}`, c.Model, text, a.Output)
+	return fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"ignore_eos":%t,"temperature":0,"stream":true}`, c.Model, text, a.Output, !c.Natural)
 }
 
 func (c *client) attempt(ctx context.Context, body []byte, arrival Arrival) (a Attempt) {

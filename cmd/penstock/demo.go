@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"penstock/gateway"
 	"penstock/load"
 	"penstock/scheduler"
 	"penstock/sim/engine"
@@ -26,10 +28,12 @@ type demoConfig struct {
 	span     time.Duration
 	overload float64 // times the engine's capacity
 	seed     uint64
+	tenants  bool
 }
 
 func newDemo() *cobra.Command {
 	var cfg demoConfig
+	var output string
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "The same overload on two simulated engines, one bare and one behind penstock",
@@ -38,22 +42,42 @@ same requests at twice what an engine can finish, from clients that close after 
 first token, try again up to 3 times (when told, if told), give up after 15 s, and prints what
 came of them.
 
+With --tenants the requests are those of an abuser, who sends half of all and asks again at once
+when refused, of a VIP with a tenth, and of two normal tenants with a fifth each, who share an
+engine. The policy: the abuser's quota is a twentieth of what the engine can do; the VIP's tier
+goes first and wants its first token within 400 ms; the others together take half of the engine's
+memory at most. A third engine, also behind penstock, gets the same requests of the VIP and so few
+of the others that it is 0.8 times what it can finish in all: what the VIP has without overload.
+
 A request is good when, counted from its last attempt, its first token came within 2 s, its
 tokens within 100 ms each in the mean, and no gap was longer than 1 s.`,
-		Example: "  penstock demo\n  penstock demo --overload 3 --seed 7",
+		Example: "  penstock demo\n  penstock demo --overload 3 --seed 7\n  penstock demo --tenants\n  penstock demo --tenants -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			if cfg.tenants && !cmd.Flags().Changed("span") {
+				cfg.span = tenantsSpan
+			}
 			switch {
 			case cfg.span < time.Second || cfg.span > 10*time.Minute:
 				return usage("--span %v: want 1s to 10m", cfg.span)
 			case !(cfg.overload > 0 && cfg.overload <= 5):
 				return usage("--overload %v: want more than 0 and at most 5", cfg.overload)
+			case output != "text" && !cfg.tenants:
+				return usage("-o %s: only --tenants has it", output)
+			case cfg.tenants:
+				return tenantsDemo(cmd.Context(), cfg, output, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			}
 			return runDemo(cmd.Context(), cfg, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().DurationVar(&cfg.span, "span", 30*time.Second, "length of the overload")
-	cmd.Flags().Float64Var(&cfg.overload, "overload", 2, "load as a multiple of what one engine can finish")
-	cmd.Flags().Uint64Var(&cfg.seed, "seed", 1, "seed of the workload; the same seed sends the same requests")
+	f := cmd.Flags()
+	f.DurationVar(&cfg.span, "span", 30*time.Second, "length of the overload; 1m with --tenants")
+	f.Float64Var(&cfg.overload, "overload", 2, "load as a multiple of what one engine can finish")
+	f.Uint64Var(&cfg.seed, "seed", 1, "seed of the workload; the same seed sends the same requests")
+	f.BoolVar(&cfg.tenants, "tenants", false, "four tenants share an engine: an abuser, a VIP, two normal ones")
+	f.StringVarP(&output, "output", "o", "text", "text or json; json with --tenants")
 	return cmd
 }
 
@@ -114,7 +138,7 @@ type demoRow struct {
 	stats   engine.Stats
 }
 
-func runDemo(ctx context.Context, cfg demoConfig, stdout, stderr io.Writer) error {
+func runDemo(ctx context.Context, cfg demoConfig, stdout, stderr io.Writer) (err error) {
 	shapes := demoShapes(cfg.seed)
 	most, err := capacity(demoEngine().Engine, shapes)
 	if err != nil {
@@ -124,55 +148,86 @@ func runDemo(ctx context.Context, cfg demoConfig, stdout, stderr io.Writer) erro
 	arrivals := load.Poisson(shapes, rate, int(rate*cfg.span.Seconds()), cfg.seed)
 	_, _ = fmt.Fprintf(stderr, "one engine finishes %.1f requests/s; sending %.1f/s to each of two for %v\n", most, rate, cfg.span)
 
-	sims := make([]*simulated, 2)
-	for i := range sims {
-		if sims[i], err = newSimulated("127.0.0.1:0", demoEngine()); err != nil {
-			return err
-		}
-	}
-	opts := &options{
-		engines: []string{sims[1].URL()}, listen: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "127.0.0.1:0",
-		sloTTFT: load.DefaultSLO.TTFT, refuseLaw: "rate", law: scheduler.DefaultConfig().Law, grace: 5 * time.Second,
-	}
-	s, err := newStack(opts, slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelError})))
+	r := newRig(ctx, stderr)
+	defer func() { err = errors.Join(err, r.end()) }()
+	bare, err := r.engine(demoEngine())
 	if err != nil {
 		return err
 	}
-	parts, stop := context.WithCancel(ctx)
-	defer stop()
-	ready := make(chan struct{})
-	s.onReady = func(string) { close(ready) }
-	var group errgroup.Group
-	for _, sim := range sims {
-		group.Go(func() error { defer stop(); return sim.Run(parts) })
-	}
-	group.Go(func() error { defer stop(); return s.Run(parts) })
-	select {
-	case <-ready:
-	case <-parts.Done():
-		return group.Wait()
+	fronted, url, err := r.behind(demoEngine(), "")
+	if err != nil {
+		return err
 	}
 	rows := []*demoRow{{name: "bare engine"}, {name: "behind penstock"}}
 	var loads errgroup.Group
-	for i, url := range []string{sims[0].URL(), "http://" + s.address()} {
+	for i, url := range []string{bare.URL(), url} {
 		loads.Go(func() (err error) {
-			rows[i].summary, err = demoLoad(parts, url, rows[i].name, arrivals, cfg.seed, stderr)
+			rows[i].summary, err = demoLoad(r.ctx, url, rows[i].name, arrivals, cfg.seed, stderr)
 			return err
 		})
 	}
 	if err := loads.Wait(); err != nil {
-		stop()
-		_ = group.Wait()
 		return err
 	}
-	for i, sim := range sims {
-		rows[i].stats = sim.server.Stats()
-	}
-	stop()
-	if err := group.Wait(); err != nil {
-		return err
-	}
+	rows[0].stats, rows[1].stats = bare.server.Stats(), fronted.server.Stats()
 	return printDemo(stdout, rows)
+}
+
+// rig is what a demo runs: engines, and penstock in front of some of them.
+type rig struct {
+	ctx   context.Context // ends when a part of it does
+	stop  context.CancelFunc
+	group errgroup.Group
+	log   *slog.Logger
+}
+
+func newRig(ctx context.Context, stderr io.Writer) *rig {
+	r := &rig{log: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
+	r.ctx, r.stop = context.WithCancel(ctx)
+	return r
+}
+
+// end stops everything and returns when all has ended.
+func (r *rig) end() error {
+	r.stop()
+	return r.group.Wait()
+}
+
+func (r *rig) run(p part) {
+	r.group.Go(func() error { defer r.stop(); return p(r.ctx) })
+}
+
+// engine starts a simulated engine.
+func (r *rig) engine(cfg simengine.Config) (*simulated, error) {
+	sim, err := newSimulated("127.0.0.1:0", cfg)
+	if err == nil {
+		r.run(sim.Run)
+	}
+	return sim, err
+}
+
+// behind starts a simulated engine and penstock in front of it, with a policy's file
+// or, "", none, and returns once it is ready.
+func (r *rig) behind(cfg simengine.Config, policy string) (sim *simulated, url string, err error) {
+	if sim, err = r.engine(cfg); err != nil {
+		return nil, "", err
+	}
+	s, err := newStack(&options{
+		engines: []string{sim.URL()}, listen: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "127.0.0.1:0", policyFile: policy,
+		sloTTFT: load.DefaultSLO.TTFT, refuseLaw: gateway.LawRate, law: scheduler.DefaultConfig().Law, grace: 5 * time.Second,
+	}, r.log)
+	if err != nil {
+		return nil, "", err
+	}
+	ready := make(chan struct{})
+	s.onReady = func(string) { close(ready) }
+	r.run(s.Run)
+	select {
+	case <-ready:
+		return sim, "http://" + s.address(), nil
+	case <-r.ctx.Done():
+		return nil, "", r.ctx.Err()
+	}
 }
 
 func demoLoad(ctx context.Context, url, name string, arrivals []load.Arrival, seed uint64, progress io.Writer) (load.Summary, error) {
