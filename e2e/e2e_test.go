@@ -52,6 +52,12 @@ type penstock struct {
 // start runs "penstock standalone" in front of the engine and waits until it says READY.
 func start(t *testing.T, args ...string) *penstock {
 	t.Helper()
+	return startOn(t, engine, args...)
+}
+
+// startOn is start in front of another engine.
+func startOn(t *testing.T, engine string, args ...string) *penstock {
+	t.Helper()
 	p := &penstock{url: "http://" + freeAddr(t), admin: "http://" + freeAddr(t), grpc: freeAddr(t), log: new(bytes.Buffer)}
 	all := []string{
 		"standalone", "--listen", strings.TrimPrefix(p.url, "http://"), "--admin", strings.TrimPrefix(p.admin, "http://"),
