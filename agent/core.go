@@ -122,8 +122,8 @@ func (c *core) barred() (scheduler.Verdict, bool) {
 	return scheduler.Verdict{}, false
 }
 
-// observe takes a good sample. changed: somebody must hear of it. back: the engine
-// is usable again.
+// observe takes a good sample. changed: somebody must hear of it, or the engine is not
+// usable, which has consequences with time. back: it is usable again.
 func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer) (changed, back bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,7 +141,8 @@ func (c *core) observe(now time.Time, s scheduler.Sample, peers []scheduler.Peer
 	changed = c.health.Look(now, c.condition(now))
 	changed = c.health.Sample() || changed
 	c.room.Fill(now)
-	return changed, !health.Usable(was) && health.Usable(c.health.Condition())
+	usable := health.Usable(c.health.Condition())
+	return changed || !usable, usable && !health.Usable(was)
 }
 
 // observeGPU takes what the GPU helper says and reports whether the condition changed.

@@ -32,9 +32,9 @@ import (
 )
 
 const (
-	// watchEvery is how often the passing of time is looked at: an engine that says
-	// nothing makes no event.
-	watchEvery = 100 * time.Millisecond
+	// silence is how often the passing of time is looked at while no good sample makes
+	// an event, and watchEvery while one does.
+	silence, watchEvery = 100 * time.Millisecond, time.Second
 	// beatEvery is the granularity of heartbeats.
 	beatEvery = time.Second
 	// backlogEvery is how often the lanes' backlog is read.
@@ -90,6 +90,8 @@ type Agent struct {
 
 	running *abort.Running
 	seen    *abort.Seen
+
+	silent *time.Timer // kicks changed after silence; put off by every good sample; Run's
 
 	// Of size 1: a kick that finds one waiting says nothing new.
 	changed chan struct{} // the condition or the models changed
@@ -156,6 +158,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.core.tell()                                              // whatever ended it, it is not ready any more
 	outlives, stop := context.WithCancel(context.WithoutCancel(ctx)) // what runs is drained after ctx
 	defer stop()
+	a.silent = time.AfterFunc(silence, func() { kick(a.changed) })
+	defer a.silent.Stop()
 	g, work := errgroup.WithContext(outlives)
 	g.Go(func() error { return a.scrape(work) })
 	if a.gpus != nil {
@@ -232,6 +236,7 @@ func (a *Agent) observe(s scheduler.Sample) {
 	now := time.Now()
 	defer a.scraped.Store(now.UnixNano()) // only once the core has taken it
 	changed, back := a.core.observe(now, s, a.peers(now))
+	a.silent.Reset(silence)
 	if changed {
 		kick(a.changed)
 	}
@@ -266,6 +271,7 @@ func (a *Agent) bad(at time.Time, err error) {
 // directory, and ends plain requests of an engine nobody sees.
 func (a *Agent) watch(_ context.Context, now time.Time) {
 	defer a.watched.Store(now.UnixNano())
+	a.silent.Reset(silence)
 	if a.core.look(now, a.peers(now)) {
 		kick(a.put)
 	}
