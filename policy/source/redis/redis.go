@@ -26,7 +26,7 @@ const (
 	// rereadEvery is how long a lost message goes unnoticed.
 	rereadEvery = 10 * time.Second
 	// retryEvery is between two tries to listen while Redis is away.
-	retryEvery = 250 * time.Millisecond
+	retryEvery = time.Second
 	// answerWithin bounds one answer.
 	answerWithin = 2 * time.Second
 )
@@ -74,6 +74,7 @@ func New(cfg Config) (*Key, error) {
 	o := &goredis.Options{
 		Addr: cfg.Addr, Username: cfg.Username, Password: cfg.Password, DB: cfg.DB, TLSConfig: cfg.TLS,
 		Protocol: 2, DisableIdentity: true, ContextTimeoutEnabled: true, MaxRetries: 1, DialerRetries: 1, PoolSize: 2,
+		ReadBufferSize: 4 << 10, WriteBufferSize: 4 << 10, // made anew with each try of a Redis that is away
 		DialTimeout: answerWithin, ReadTimeout: answerWithin, WriteTimeout: answerWithin,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
