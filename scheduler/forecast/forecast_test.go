@@ -205,3 +205,22 @@ func TestStepsAreLearned(t *testing.T) {
 		}
 	}
 }
+
+// TestAloneIsSeen: what one sequence's steps take is not guessed from full batches, whose
+// steps leave it open; guessed too high, it would call an engine in use too slow for its
+// limit and fill it.
+func TestAloneIsSeen(t *testing.T) {
+	var m Steps
+	for range 100 {
+		m.Learn(300, 40, 0.3, 0.12)
+	}
+	if got := m.Alone(); got != 0 {
+		t.Errorf("%.3f s for one sequence, though none was seen alone", got)
+	}
+	for range 100 {
+		m.Learn(0, 1, 0.01, 0.045)
+	}
+	if got := m.Alone(); math.Abs(got-0.045) > 1e-9 {
+		t.Errorf("%.3f s for one sequence, want the 0.045 seen", got)
+	}
+}

@@ -12,13 +12,16 @@ type Steps struct {
 	n  int
 
 	prefill float64 // tokens per step, lately
+	alone   float64 // seconds of one sequence's steps without any; 0 = not seen
 }
 
 const (
 	features = 4
 	forget   = 0.01 // about the last 100 polls with steps
 	known    = 20
-	ridge    = 1e-3
+
+	aloneGain = 0.1
+	ridge     = 1e-3
 )
 
 // Features are scaled to about 1, so that one ridge serves all.
@@ -36,6 +39,12 @@ func (m *Steps) Learn(prefill, seqs, kv, took float64) {
 			m.xx[i][j] += x[i]*x[j] - forget*m.xx[i][j]
 		}
 		m.xy[i] += x[i]*took - forget*m.xy[i]
+	}
+	if seqs == 1 && prefill == 0 {
+		if m.alone == 0 {
+			m.alone = took
+		}
+		m.alone += aloneGain * (took - m.alone)
 	}
 	m.n++
 	m.prefill += forget * 5 * (prefill - m.prefill)
@@ -77,8 +86,9 @@ func (m *Steps) solve() {
 // sequences and that share of KV tokens in use.
 func (m *Steps) Predict(seqs, kv float64) float64 { return m.predict(m.prefill, seqs, kv) }
 
-// Alone is the seconds of a step of one sequence with nothing to prefill.
-func (m *Steps) Alone() float64 { return m.predict(0, 1, 0) }
+// Alone is the seconds of a step of one sequence with nothing to prefill, as seen; 0 = not
+// seen. Extrapolated from full batches it can be far off.
+func (m *Steps) Alone() float64 { return m.alone }
 
 func (m *Steps) predict(prefill, seqs, kv float64) float64 {
 	return m.w[0] + m.w[1]*prefill*perPrefill + m.w[2]*seqs*perSeqs + m.w[3]*kv
