@@ -7,6 +7,7 @@ import (
 
 const (
 	tpotShare = 0.9  // of slo_tpot that a predicted step may take
+	paceBelow = 64   // output tokens in the mean: longer answers average long steps out
 	tooSlow   = 2    // times a lone request's step instead, on an engine that is too slow for slo_tpot
 	netStart  = 0.95 // the watermarks under the forecast, see marks
 	netStop   = 0.99
@@ -37,11 +38,22 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 	if alone := s.steps.Alone(); alone > limit {
 		limit = tooSlow * alone // nobody can be within it here
 	}
+	if s.pace(limit) {
+		return reason.StepsSlow
+	}
 	running := float64(s.sample.Running + s.pendSeqs + n)
 	if s.steps.Predict(running, s.share(peak)) > limit {
 		return reason.StepsSlow
 	}
 	return reason.OK
+}
+
+// pace reports whether a prompt has to wait for the first token of the one before, so that
+// steps without prompts come between: one chunk alone takes a step beyond the limit, and
+// answers are too short to average that out.
+func (s *State) pace(limit float64) bool {
+	return s.pendSeqs > 0 && s.liveSeqs > s.pendSeqs && s.works-s.prompts < paceBelow &&
+		s.steps.Alone()+s.speed.Prefill(s.cfg.ColdTokens).Seconds() > limit
 }
 
 // plan is what a running request holds and may become.

@@ -147,6 +147,51 @@ func TestTooSlowForItsLimit(t *testing.T) {
 	}
 }
 
+// TestShortAnswersPacePrompts: where a chunk takes a step beyond the limit, the next prompt
+// waits for the first token of the one before, unless answers are long or nobody answers.
+func TestShortAnswersPacePrompts(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		output           int
+		chunk            time.Duration
+		running, pending bool
+		want             reason.Reason
+	}{
+		{"short answers", 28, 135 * time.Millisecond, true, true, reason.StepsSlow},
+		{"long answers", 200, 135 * time.Millisecond, true, true, reason.OK},
+		{"short steps", 28, 50 * time.Millisecond, true, true, reason.OK},
+		{"nothing pending", 28, 135 * time.Millisecond, true, false, reason.OK},
+		{"nobody answers", 28, 135 * time.Millisecond, false, true, reason.OK},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now := time.Unix(1000, 0)
+			s, err := New(DefaultConfig(), now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 * forecast.Firsts {
+				s.speed.Learn(2048, tt.chunk)
+			}
+			for i := range 40 {
+				now = now.Add(50 * time.Millisecond)
+				s.Observe(now, Sample{At: now, KVTokens: 100_000, Running: 1, Tokens: float64(i), StepTime: 10 * time.Millisecond, Ranks: 1})
+			}
+			r := Request{PromptTokens: 500, ExpectedOut: tt.output, Sequences: 1}
+			if tt.running {
+				s.Progress(now, s.Reserve(now, &r), 500, 1)
+			}
+			if tt.pending {
+				s.Reserve(now, &r)
+			}
+			s.prompts, s.works = 500, 500+float64(tt.output)
+			r.Hash = 2
+			if v := s.Decide(now, &r); v.Reason != tt.want {
+				t.Errorf("%v %v, want %v", v.Action, v.Reason, tt.want)
+			}
+		})
+	}
+}
+
 func BenchmarkDecideForecast(b *testing.B) {
 	cfg := DefaultConfig()
 	cfg.Law = Forecast
