@@ -12,7 +12,7 @@ const (
 	guessWorth = 2    // sequences of a model that count as much as what the gateway expects
 	enough     = 50   // ends from which on lengths are known
 	steps      = 64   // of a table, each about a fifth wider than the one before, to 440,000 tokens
-	unknownEnd = 0.3  // at most so many of those that reach a step end in it, where nobody is known to have reached it: about as much as they have is to come
+	unknownEnd = 0.2  // at most so many of those that reach a step end in it, where nobody is known to have reached it: far more than they have may be to come
 )
 
 // Lengths is how long answers become, per class and per model, by hash. A hash of 0 is

@@ -21,7 +21,7 @@ var gaps = func() (all [len(horizons)]int) {
 }()
 
 const (
-	deviations = 1    // added to the mean of what is held
+	deviations = 1.25 // added to the mean of what is held
 	leastReach = 1e-4 // fewer are nobody
 )
 
