@@ -256,3 +256,46 @@ func TestLostMembers(t *testing.T) {
 		check("later", "b", "d")
 	})
 }
+
+// TestPacketsGather: what lies in the socket is read once memberlist is at work, or
+// after a while where it is not.
+func TestPacketsGather(t *testing.T) {
+	cfg := quick("n")
+	n, err := New(cfg, &words{set: map[string]bool{}}, func([]byte) {}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := newTransport(t.Context(), listenOn(t, "127.0.0.1:0"), &cfg, n.metrics)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tr.waits() {
+		t.Error("an empty socket has a packet")
+	}
+	tr.longest = time.Millisecond
+	tr.gather() // it returns
+	tr.longest = time.Hour
+	gathered := make(chan struct{})
+	go func() {
+		tr.gather()
+		close(gathered)
+	}()
+	c, err := net.Dial("udp", tr.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	tr.wake()
+	if _, err := c.Write([]byte("packet")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a packet is in the socket", tr.waits)
+	tr.wake()
+	<-gathered
+	if err := tr.Shutdown(); err != nil {
+		t.Error(err)
+	}
+	if !tr.waits() {
+		t.Error("a closed socket: the read must say so, not gather")
+	}
+}
