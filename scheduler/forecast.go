@@ -49,11 +49,15 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 }
 
 // pace reports whether a prompt has to wait for the first token of the one before, so that
-// steps without prompts come between: one chunk alone takes a step beyond the limit, and
-// answers are too short to average that out.
+// steps without prompts come between: a chunk alone takes a step beyond the limit, a step
+// without one between two keeps the mean within it, and answers are too short to average
+// long steps out by themselves.
 func (s *State) pace(limit float64) bool {
-	return s.pendSeqs > 0 && s.liveSeqs > s.pendSeqs && s.works-s.prompts < paceBelow &&
-		s.steps.Alone()+s.speed.Prefill(s.cfg.ColdTokens).Seconds() > limit
+	if s.pendSeqs == 0 || s.liveSeqs == s.pendSeqs || s.works-s.prompts >= paceBelow {
+		return false
+	}
+	chunk, alone := s.speed.Prefill(s.cfg.ColdTokens).Seconds(), s.steps.Alone()
+	return alone+chunk > limit && alone+chunk/2 <= limit
 }
 
 // plan is what a running request holds and may become.

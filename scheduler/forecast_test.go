@@ -160,6 +160,7 @@ func TestShortAnswersPacePrompts(t *testing.T) {
 		{"short answers", 28, 135 * time.Millisecond, true, true, reason.StepsSlow},
 		{"long answers", 200, 135 * time.Millisecond, true, true, reason.OK},
 		{"short steps", 28, 50 * time.Millisecond, true, true, reason.OK},
+		{"far too long steps", 28, 300 * time.Millisecond, true, true, reason.OK},
 		{"nothing pending", 28, 135 * time.Millisecond, true, false, reason.OK},
 		{"nobody answers", 28, 135 * time.Millisecond, false, true, reason.OK},
 	} {
