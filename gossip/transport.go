@@ -199,25 +199,23 @@ func (t *transport) gather() {
 	for !t.waits() {
 		select {
 		case <-t.awake:
+			continue
 		case <-time.After(t.longest):
-			return
 		case <-t.open.Done():
-			return
 		}
+		return
 	}
 }
 
 // waits reports whether a packet is in the socket. Where that cannot be asked it is
 // said to be: the read waits then.
 func (t *transport) waits() bool {
-	ready, err := 0, error(nil)
-	if closed := t.raw.Control(func(fd uintptr) { ready, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) }); closed != nil || err != nil {
-		return true
-	}
-	return ready > 0
+	ready := -1
+	_ = t.raw.Control(func(fd uintptr) { ready, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) })
+	return ready != 0
 }
 
-// wake makes packets that have gathered be read.
+// wake says that memberlist is at work.
 func (t *transport) wake() {
 	select {
 	case t.awake <- struct{}{}:
