@@ -39,16 +39,19 @@ func here(t *testing.T, path string) string {
 }
 
 func TestOpenAIPython(t *testing.T) {
+	t.Parallel()
 	p := start(t)
 	run(t, nil, filepath.Join(cache, "vllm/venv/bin/python"), here(t, "clients/openai_client.py"), p.url)
 }
 
 func TestOpenAINode(t *testing.T) {
+	t.Parallel()
 	p := start(t)
 	run(t, nil, "node", here(t, "clients/openai_client.mjs"), p.url, filepath.Join(cache, "node/node_modules"))
 }
 
 func TestVLLMBenchServe(t *testing.T) {
+	t.Parallel()
 	p := start(t)
 	result := filepath.Join(t.TempDir(), "result.json")
 	run(t, nil, filepath.Join(cache, "vllm/venv/bin/vllm"), "bench", "serve", "--backend", "openai-chat", "--base-url", p.url,
@@ -66,6 +69,7 @@ func TestVLLMBenchServe(t *testing.T) {
 }
 
 func TestAIPerf(t *testing.T) {
+	t.Parallel()
 	p := start(t)
 	home := t.TempDir()
 	run(t, nil, filepath.Join(cache, "vllm/venv/bin/python"), here(t, "../scripts/vllm/make_model.py"), t.TempDir(), "--hf-home", home)

@@ -20,7 +20,7 @@ import (
 // the machine is shared.
 func TestFigures(t *testing.T) {
 	f := the(t)
-	rounds, ceiling := 150, 5*time.Second
+	rounds, ceiling := 50, 2*time.Second
 	if *full {
 		rounds, ceiling = 500, 20*time.Second
 	}
