@@ -17,7 +17,7 @@ import (
 
 // TestTenants: one tenant sends ten times as much as each of three others, twice what
 // the engine can do in all. Nobody is named in any configuration, and the three hardly
-// notice. About a minute.
+// notice. About a minute; scripts/overload tenants runs it.
 func TestTenants(t *testing.T) {
 	o := options{
 		model: "tiny", trace: "../../sim/traces/azure_llm_2023_conv.csv", divide: 4, longer: 4, bytesPerToken: 1, rate: 1.5, times: 10, seed: 1,
@@ -45,7 +45,7 @@ func TestTenants(t *testing.T) {
 func behind(t *testing.T, binary, engine string) string {
 	t.Helper()
 	if binary == "" || engine == "" {
-		t.Fatal("E2E_BINARY and E2E_ENGINE must be set: see scripts/e2e")
+		t.Fatal("E2E_BINARY and E2E_ENGINE must be set: see scripts/overload")
 	}
 	lines := ""
 	for _, tenant := range tenants {
