@@ -202,13 +202,13 @@ func BenchmarkDecideForecast(b *testing.B) {
 		b.Fatal(err)
 	}
 	now = now.Add(50 * time.Millisecond)
-	s.Observe(now, Sample{At: now, KVTokens: 1 << 20, Ranks: 1})
+	s.Observe(now, Sample{At: now, KVTokens: 1 << 21, Ranks: 1})
 	r := Request{PromptTokens: 1000, ExpectedOut: 200, Sequences: 1, Class: 7, Model: 9, Opened: now}
 	for i := range 256 {
 		r.ExpectedOut = 100 + i*37%400
 		s.Progress(now, s.Reserve(now, &r), 1000, 1)
 	}
-	s.Observe(now.Add(time.Millisecond), Sample{At: now.Add(time.Millisecond), KVTokens: 1 << 20, KV: 0.5, Running: 256, Ranks: 1, StepTime: 20 * time.Millisecond})
+	s.Observe(now.Add(time.Millisecond), Sample{At: now.Add(time.Millisecond), KVTokens: 1 << 21, KV: 0.5, Running: 256, Ranks: 1, StepTime: 20 * time.Millisecond})
 	b.ReportAllocs()
 	for b.Loop() {
 		if v := s.Decide(now, &r); v.Action != Start {
