@@ -208,7 +208,7 @@ func BenchmarkDecideForecast(b *testing.B) {
 		r.ExpectedOut = 100 + i*37%400
 		s.Progress(now, s.Reserve(now, &r), 1000, 1)
 	}
-	s.Observe(now.Add(time.Millisecond), Sample{At: now.Add(time.Millisecond), KVTokens: 1 << 21, KV: 0.5, Running: 256, Ranks: 1, StepTime: 20 * time.Millisecond})
+	s.Observe(now.Add(time.Millisecond), Sample{At: now.Add(time.Millisecond), KVTokens: 1 << 21, KV: 0.13, Running: 256, Ranks: 1, StepTime: 20 * time.Millisecond})
 	b.ReportAllocs()
 	for b.Loop() {
 		if v := s.Decide(now, &r); v.Action != Start {
