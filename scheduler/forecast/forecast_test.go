@@ -224,3 +224,16 @@ func TestAloneIsSeen(t *testing.T) {
 		t.Errorf("%.3f s for one sequence, want the 0.045 seen", got)
 	}
 }
+
+// TestPeakOfTheUnknown: where no length is known and none is limited, a batch is expected to
+// hold a few times what it holds now, not what it could at most.
+func TestPeakOfTheUnknown(t *testing.T) {
+	l := NewLengths()
+	var f Peak
+	for range 256 {
+		f.Add(&Plan{Sequences: 1, Held: 1000, Most: 1 << 40, Table: l.Table(7, 9, 300)})
+	}
+	if got := f.With(&Plan{}); got < 256_000 || got > 3*256_000 {
+		t.Errorf("256 prompts of 1,000 tokens are expected to come to %d", got)
+	}
+}

@@ -11,12 +11,12 @@ var horizons = func() (all [44]int) {
 	return all
 }()
 
-// gaps are how far each is from the next; the last has none.
+// gaps are how far each is from the next.
 var gaps = func() (all [len(horizons)]int) {
 	for k := range all[1:] {
 		all[k] = horizons[k+1] - horizons[k]
 	}
-	all[len(all)-1] = math.MaxInt
+	all[len(all)-1] = begins(len(all)+3) - horizons[len(all)-1]
 	return all
 }()
 
@@ -88,7 +88,10 @@ func (f *future) certain(p *Plan) {
 		if left < 0 {
 			return
 		}
-		f.held[j], f.variance[j] = float64(p.Held+p.Sequences*(tokens+min(left, gaps[j]))), 0
+		if j < len(horizons)-1 {
+			left = min(left, gaps[j])
+		}
+		f.held[j], f.variance[j] = float64(p.Held+p.Sequences*(tokens+left)), 0
 		f.until = j + 1
 	}
 }
