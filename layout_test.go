@@ -75,7 +75,7 @@ var allowed = map[string][]string{
 		"fleet", "lane", "queue", "quota", "reason", "registry", "response", "scheduler", "scraper", "scraper/nvml", "vllm",
 	},
 	"agent/attempt": {"abort", "queue", "reason", "response", "vllm"},
-	"agent/control": {"agent/health", "agent/state", "fleet", "proto/penstock/v1", "reason", "registry"},
+	"agent/control": {"agent/health", "agent/state", "fleet", "lane", "proto/penstock/v1", "reason", "registry"},
 	"agent/engine":  {"agent/attempt", "vllm"},
 	"agent/health":  {"reason", "registry", "scraper", "vllm"},
 	"agent/record":  {"agent/state", "quota", "registry", "response"},

@@ -18,6 +18,7 @@ import (
 
 	"penstock/agent/state"
 	"penstock/fleet"
+	"penstock/lane"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/scheduler"
@@ -139,6 +140,7 @@ func wire(t *testing.T, cfg Config, agents ...Agent) *door {
 		Peers:   func() []fleet.Row { return d.rows },
 		Lookup:  func(context.Context, string) (registry.Record, error) { return d.record, nil },
 		Backlog: func(time.Time) []registry.Backlog { return d.backlog },
+		Limits:  func(lane.Key) (int, float64) { return 0, 0 },
 		Longest: func(_ context.Context, n int) ([]registry.LaneBacklog, int, error) {
 			return d.longest[:min(n, len(d.longest))], len(d.longest), d.away
 		},

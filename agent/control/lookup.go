@@ -34,7 +34,7 @@ func (s service) Lanes(ctx context.Context, r *penstockv1.LanesRequest) (*pensto
 	}
 	answer.Total = count(total)
 	for i := range longest {
-		answer.Lanes = append(answer.Lanes, oneLane(&longest[i], engines))
+		answer.Lanes = append(answer.Lanes, s.oneLane(&longest[i], engines))
 	}
 	for _, b := range s.deps.Backlog(time.Now()) {
 		answer.Classes = append(answer.Classes, oneClass(&b, engines, s.deps.Width))
@@ -46,17 +46,27 @@ func (s service) Lanes(ctx context.Context, r *penstockv1.LanesRequest) (*pensto
 	return answer, nil
 }
 
-// oneLane says why what waits in a lane does not start. A free engine explains nothing
-// where all that waits stands behind what runs: that is the lane's width.
-func oneLane(b *registry.LaneBacklog, engines []*penstockv1.EngineState) *penstockv1.Lane {
+// oneLane says why what waits in a lane does not start: as many of it run as may. A free
+// engine explains nothing where all that waits stands behind what runs: that is the lane's
+// width. Else, where the lane has a pace, that holds it.
+func (s service) oneLane(b *registry.LaneBacklog, engines []*penstockv1.EngineState) *penstockv1.Lane {
 	l := &penstockv1.Lane{
 		Tier: b.Lane.Tier, Type: b.Lane.Type, Model: b.Lane.Model, Pool: b.Lane.Pool, Tenant: b.Lane.Tenant,
 		BacklogRequests: count(b.Requests), BacklogTokens: float64(b.Tokens), OldestSeconds: b.Oldest.Seconds(),
 		RunningRequests: count(b.Running), Width: count(b.Width),
 	}
-	gates, _ := gatesOf(engines, b.Lane.Model, b.Lane.Pool)
-	if l.LimitedBy = limitedBy(gates); b.Held && gates[reason.OK.String()] > 0 {
+	gates, n := gatesOf(engines, b.Lane.Model, b.Lane.Pool)
+	most, pace := s.deps.Limits(b.Lane)
+	free := gates[reason.OK.String()] > 0
+	switch {
+	case n > 0 && most > 0 && b.Running >= n*most:
+		l.LimitedBy = reason.LaneLimit.String()
+	case free && b.Held:
 		l.LimitedBy = reason.LaneWidth.String()
+	case free && pace > 0:
+		l.LimitedBy = reason.Paced.String()
+	default:
+		l.LimitedBy = limitedBy(gates)
 	}
 	return l
 }

@@ -19,19 +19,24 @@ func TestLaneLimit(t *testing.T) {
 		waiting, running int
 		held             bool
 		pool             string
+		most             int // concurrency
+		pace             float64
 		gates            []string
 		width            int32 // of the class
 		class, lane      string
 	}{
-		{"no engine", 1, 0, false, "", nil, 0, "no_engine", "no_engine"},
-		{"no usable engine", 1, 0, true, "", []string{"blind"}, 0, "no_engine", "no_engine"},
-		{"the engines' own width", 1, 4, false, "", []string{"ok", "ok"}, 4, "lane_width", "ok"},
-		{"held by its width", 1, 1, true, "", []string{"ok", "kv_high"}, 4, "kv_high", "lane_width"},
-		{"held, and every engine is full", 1, 1, true, "", []string{"kv_high"}, 2, "kv_high", "kv_high"},
-		{"no engine of its pool", 1, 1, true, "v100", []string{"ok"}, 2, "ok", "no_engine"},
-		{"an engine of its pool", 1, 1, true, "a100", []string{"ok"}, 2, "ok", "lane_width"},
-		{"the commonest gate", 1, 1, false, "", []string{"kv_high", "ok", "kv_band", "kv_high"}, 8, "kv_high", "kv_high"},
-		{"all open", 1, 1, false, "", []string{"ok"}, 2, "ok", "ok"},
+		{"no engine", 1, 0, false, "", 0, 0, nil, 0, "no_engine", "no_engine"},
+		{"no usable engine", 1, 0, true, "", 0, 0, []string{"blind"}, 0, "no_engine", "no_engine"},
+		{"the engines' own width", 1, 4, false, "", 0, 0, []string{"ok", "ok"}, 4, "lane_width", "ok"},
+		{"held by its width", 1, 1, true, "", 0, 0, []string{"ok", "kv_high"}, 4, "kv_high", "lane_width"},
+		{"held, and every engine is full", 1, 1, true, "", 0, 0, []string{"kv_high"}, 2, "kv_high", "kv_high"},
+		{"no engine of its pool", 1, 1, true, "v100", 0, 0, []string{"ok"}, 2, "ok", "no_engine"},
+		{"an engine of its pool", 1, 1, true, "a100", 0, 0, []string{"ok"}, 2, "ok", "lane_width"},
+		{"the commonest gate", 1, 1, false, "", 0, 0, []string{"kv_high", "ok", "kv_band", "kv_high"}, 8, "kv_high", "kv_high"},
+		{"as many as may run", 1, 4, true, "", 2, 1, []string{"ok", "kv_high"}, 4, "lane_width", "lane_concurrency"},
+		{"room under its concurrency", 1, 3, false, "", 2, 1, []string{"ok", "kv_high"}, 4, "kv_high", "lane_pace"},
+		{"its pace, and engines are full", 1, 1, false, "", 0, 1, []string{"kv_high"}, 2, "kv_high", "kv_high"},
+		{"all open", 1, 1, false, "", 0, 0, []string{"ok"}, 2, "ok", "ok"},
 	} {
 		var engines []*penstockv1.EngineState
 		for _, gate := range tc.gates {
@@ -41,7 +46,8 @@ func TestLaneLimit(t *testing.T) {
 		if class.LimitedBy != tc.class || class.Width != tc.width {
 			t.Errorf("%s: class %q, width %d; want %q, %d", tc.name, class.LimitedBy, class.Width, tc.class, tc.width)
 		}
-		one := oneLane(&registry.LaneBacklog{Lane: lane.Key{Model: "q", Pool: tc.pool}, Requests: tc.waiting, Running: tc.running, Width: 32, Held: tc.held}, engines)
+		s := service{Server: &Server{deps: Deps{Limits: func(lane.Key) (int, float64) { return tc.most, tc.pace }}}}
+		one := s.oneLane(&registry.LaneBacklog{Lane: lane.Key{Model: "q", Pool: tc.pool}, Requests: tc.waiting, Running: tc.running, Width: 32, Held: tc.held}, engines)
 		if one.LimitedBy != tc.lane || one.Width != 32 {
 			t.Errorf("%s: lane %q, width %d; want %q, 32", tc.name, one.LimitedBy, one.Width, tc.lane)
 		}

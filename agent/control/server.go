@@ -25,6 +25,7 @@ import (
 
 	"penstock/agent/state"
 	"penstock/fleet"
+	"penstock/lane"
 	penstockv1 "penstock/proto/penstock/v1"
 	"penstock/registry"
 )
@@ -86,6 +87,10 @@ type Deps struct {
 	Longest func(ctx context.Context, n int) (longest []registry.LaneBacklog, waiting int, err error)
 	Width   int // requests that one engine runs at most; 0 = not known
 
+	// Limits are a lane's: requests that run at once on each engine, starts per second on
+	// all together; 0 = none.
+	Limits func(k lane.Key) (concurrency int, pace float64)
+
 	Policy   func() Policy      // nil: not known
 	Gateways func() []fleet.Row // that gossip; nil: none
 
@@ -125,7 +130,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if len(deps.Agents) == 0 || deps.Engines == nil || deps.Peers == nil || deps.Lookup == nil || deps.Backlog == nil || deps.Longest == nil || deps.Metrics == nil || deps.Log == nil {
+	if len(deps.Agents) == 0 || deps.Engines == nil || deps.Peers == nil || deps.Lookup == nil || deps.Backlog == nil || deps.Longest == nil || deps.Limits == nil || deps.Metrics == nil || deps.Log == nil {
 		return nil, errors.New("control: a dependency is nil; Deps needs all of them")
 	}
 	aborts := prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -158,7 +158,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, rules.Current))
 	face, err := control.New(opts.grpcKeys, control.Deps{
 		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.rocketmq.Concurrency,
-		Policy: rules.Control, Gateways: others.Gateways, Metrics: metrics, Log: log,
+		Limits: rules.Limits, Policy: rules.Control, Gateways: others.Gateways, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return usage("%w", err)

@@ -18,6 +18,7 @@ import (
 	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/gateway/direct"
+	"penstock/lane"
 	queuememory "penstock/queue/memory"
 	registrymemory "penstock/registry/memory"
 	responsememory "penstock/response/memory"
@@ -56,7 +57,7 @@ func TestDirectAbort(t *testing.T) {
 		t.Fatal(err)
 	}
 	served, err := control.New(control.Config{}, control.Deps{
-		Agents: []control.Agent{node}, Engines: records.Engines, Peers: func() []fleet.Row { return nil }, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Metrics: prometheus.NewRegistry(), Log: log,
+		Agents: []control.Agent{node}, Engines: records.Engines, Peers: func() []fleet.Row { return nil }, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Limits: func(lane.Key) (int, float64) { return 0, 0 }, Metrics: prometheus.NewRegistry(), Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -206,5 +206,11 @@ func (p *policies) Bounds(k lane.Key) registry.Bounds {
 // Concurrency is how many requests of a lane may run on one engine.
 func (p *policies) Concurrency(k lane.Key) int { return p.Current().Lane(k).Concurrency }
 
+// Limits are the two of a lane that hold back what could start.
+func (p *policies) Limits(k lane.Key) (concurrency int, pace float64) {
+	l := p.Current().Lane(k)
+	return l.Concurrency, l.StartsPerSecond
+}
+
 // Tiers are those in force.
 func (p *policies) Tiers() []policy.Tier { return p.Current().Tiers }

@@ -114,7 +114,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	s.policies.OnChange(s.gateway.SetPolicy)
 	s.grpc, err = control.New(opts.grpcKeys, control.Deps{
 		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Longest: s.records.Longest, Width: bounds.Concurrency,
-		Policy: s.policies.Control, Metrics: metrics, Log: log,
+		Limits: s.policies.Limits, Policy: s.policies.Control, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, usage("%w", err)

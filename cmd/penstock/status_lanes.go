@@ -22,10 +22,11 @@ func newStatusLanes(c *caller, output *string) *cobra.Command {
 		Short: "What waits, lane by lane, and what it waits for",
 		Long: `lanes lists what waits in the whole fleet: first by tier and model, then the lanes with the longest backlog. For
 each: how old the oldest is, how many run of how many that may (the width), and why the rest waits:
-  no_engine   no engine that takes work serves it
-  lane_width  an engine is free, and all that waits stands behind what runs of the same lane
-  kv_high ... the commonest gate of the engines that serve it
-  ok          it starts right now
+  no_engine                     no engine that takes work serves it
+  lane_concurrency, lane_pace   as many of it run, or start per second, as the policy lets
+  lane_width                    an engine is free, and all that waits stands behind what runs of the same lane
+  kv_high ...                   the commonest gate of the engines that serve it
+  ok                            it starts right now
 A lane is one tenant's: the list is for operators.`,
 		Example: `  penstock status lanes
   penstock status lanes --top 5 -o json | jq '.lanes[] | select(.limited_by == "lane_width")'`,
