@@ -9,7 +9,7 @@ import (
 	"penstock/reason"
 )
 
-// Row on the wire, version 3, big endian, 60 to 203 bytes:
+// Row on the wire, version 3, big endian, 60 to 200 bytes:
 //
 //	at  size  field
 //	 0     1  kind, 'R'
@@ -30,7 +30,7 @@ import (
 //	53     4  predicted start in ms from now
 //	57     1  number of models n, 0..8
 //	58    8n  their hashes, none of them 0
-//	       1  length of the node name, 0..48
+//	       1  length of the node name, 0..48, from version 3 on 0..45
 //	          node name
 //	       1  length of the pool, 0..24
 //	          pool
@@ -47,7 +47,7 @@ import (
 // traveled. Any change of this layout, a new state code too, is a new version; a
 // reader takes its own and the two before.
 //
-// Table on the wire, version 1, at most 204,002 bytes:
+// Table on the wire, version 1, at most 201,002 bytes:
 //
 //	0     1  kind, 'T'
 //	1     1  version, 1
@@ -55,8 +55,8 @@ import (
 const (
 	KindRow   = 'R' // first byte of a row
 	KindTable = 'T' // first byte of a table
-	MaxSize   = 208 // bytes of an encoded row
-	MaxNode   = 48  // bytes
+	MaxSize   = 200 // bytes of an encoded row
+	MaxNode   = 48  // bytes; 45 from version 3 on, so that no row grows over MaxSize
 	MaxPool   = 24  // bytes
 
 	rowVersion   = 3
@@ -65,6 +65,7 @@ const (
 	tableVersion = 1
 	oldestTable  = 1
 	rowFixed     = 58 // bytes before the model hashes
+	shortNode    = 45 // MaxNode from version 3 on
 )
 
 // Errors of ParseRow and Table.Merge; callers count them apart.
@@ -121,7 +122,11 @@ func AppendRow(dst []byte, r *Row, now time.Time) []byte {
 	for _, model := range r.Models[:n] {
 		dst = binary.BigEndian.AppendUint64(dst, model)
 	}
-	dst = appendText(appendText(dst, r.Node, MaxNode), r.Pool, MaxPool)
+	node := MaxNode
+	if version == rowVersion {
+		node = shortNode
+	}
+	dst = appendText(appendText(dst, r.Node, node), r.Pool, MaxPool)
 	if version >= reliefRow {
 		dst = append16(dst, int(r.Relief))
 	}

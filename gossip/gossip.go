@@ -239,7 +239,7 @@ func (g *Gossip) settings(t *transport) *memberlist.Config {
 	for _, p := range t.allowed {
 		c.CIDRsAllowed = append(c.CIDRsAllowed, net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())})
 	}
-	c.Delegate, c.Events = &delegate{g, t.wake}, g.table
+	c.Delegate, c.Events = &delegate{g}, g.table
 	c.Logger = log.New(g.logs, "", 0)
 	return c
 }
@@ -288,10 +288,7 @@ func (g *Gossip) deliver(ctx context.Context) {
 }
 
 // delegate is what memberlist calls for our data.
-type delegate struct {
-	g    *Gossip
-	wake func() // the process is awake for memberlist
-}
+type delegate struct{ g *Gossip }
 
 // NodeMeta is fixed and was checked: memberlist panics if it is too long.
 func (d *delegate) NodeMeta(int) []byte { return d.g.cfg.Meta }
@@ -309,10 +306,9 @@ func (d *delegate) NotifyMsg(msg []byte) {
 	}
 }
 
-// GetBroadcasts fills a packet, in every round. A frame is at least 10 bytes, so no
-// packet has the 256 messages that memberlist cannot count.
+// GetBroadcasts fills a packet. A frame is at least 10 bytes, so no packet has the
+// 256 messages that memberlist cannot count.
 func (d *delegate) GetBroadcasts(overhead, limit int) [][]byte {
-	d.wake()
 	return d.g.queue.GetBroadcasts(overhead, limit)
 }
 

@@ -188,7 +188,7 @@ func TestQueueBounds(t *testing.T) {
 		g := newIdle(t, nil)
 		msg := []byte("\x01hello")
 		for range g.cfg.Queue + 5 {
-			(&delegate{g: g.Gossip}).NotifyMsg(msg)
+			(&delegate{g.Gossip}).NotifyMsg(msg)
 		}
 		clear(msg) // memberlist's: it was copied
 		if got := g.metric(t, "dropped_total", "receive_queue"); got != 5 {
@@ -216,7 +216,7 @@ func TestStateBounds(t *testing.T) {
 	t.Parallel()
 	state := &words{set: map[string]bool{"a": true}}
 	n := newIdle(t, state)
-	d := &delegate{g: n.Gossip}
+	d := &delegate{n.Gossip}
 	if got := string(d.LocalState(false)); got != "a" {
 		t.Errorf("LocalState = %q, want a", got)
 	}

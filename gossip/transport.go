@@ -9,16 +9,13 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/memberlist"
-	"golang.org/x/sys/unix"
 )
 
 const (
 	maxPacket  = 1600 // bytes; members send at most 1400 and a header
-	maxPackets = 32   // read and waiting for memberlist
 	maxStreams = 32   // incoming at once: each may hold its limit in memory before it is authenticated
 )
 
@@ -80,9 +77,6 @@ type transport struct {
 	metrics *metrics
 	lose    func(to netip.AddrPort) bool // nil but in tests: which packets the network loses
 
-	longest time.Duration   // packets gather at most so long
-	awake   chan struct{}   // size 1: memberlist is at work
-	raw     syscall.RawConn // of udp
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	slots   chan struct{}
@@ -104,15 +98,10 @@ func newTransport(ctx context.Context, l *Listener, cfg *Config, m *metrics) (*t
 		Listener: l, metrics: m,
 		label:   append([]byte{244, byte(len(cfg.Label))}, cfg.Label...),
 		limit:   2*int64(cfg.MaxState) + 1<<20, // the state, and the node table as much again and more
-		longest: cfg.ProbeEvery / 16,           // a probe and its answer wait so long each, of ProbeEvery/2
-		awake:   make(chan struct{}, 1),
-		packets: make(chan *memberlist.Packet, maxPackets),
+		packets: make(chan *memberlist.Packet),
 		streams: make(chan net.Conn),
 		slots:   make(chan struct{}, maxStreams),
 		dials:   ctx,
-	}
-	if t.raw, err = l.udp.SyscallConn(); err != nil {
-		return nil, err
 	}
 	if t.allowed, err = cfg.networks(); err != nil {
 		return nil, err
@@ -168,7 +157,6 @@ func (t *transport) start() {
 func (t *transport) readPackets() {
 	buf := make([]byte, maxPacket+1)
 	for t.open.Err() == nil {
-		t.gather()
 		n, from, err := t.udp.ReadFromUDPAddrPort(buf)
 		if err != nil {
 			t.pause(10 * time.Millisecond)
@@ -189,37 +177,6 @@ func (t *transport) readPackets() {
 		case t.packets <- p:
 		case <-t.open.Done():
 		}
-	}
-}
-
-// gather lets packets come together until memberlist is at work anyway: for a row a
-// wake-up of its own costs more than all else. Where memberlist has no members it does
-// nothing; then the read waits.
-func (t *transport) gather() {
-	for !t.waits() {
-		select {
-		case <-t.awake:
-			continue
-		case <-time.After(t.longest):
-		case <-t.open.Done():
-		}
-		return
-	}
-}
-
-// waits reports whether a packet is in the socket. Where that cannot be asked it is
-// said to be: the read waits then.
-func (t *transport) waits() bool {
-	ready := -1
-	_ = t.raw.Control(func(fd uintptr) { ready, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) })
-	return ready != 0
-}
-
-// wake says that memberlist is at work.
-func (t *transport) wake() {
-	select {
-	case t.awake <- struct{}{}:
-	default:
 	}
 }
 
