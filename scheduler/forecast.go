@@ -38,7 +38,7 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 	if alone := s.steps.Alone(); alone > limit {
 		limit = tooSlow * alone // nobody can be within it here
 	}
-	if s.pace(limit) {
+	if s.pace(r, limit) {
 		return reason.StepsSlow
 	}
 	running := float64(s.sample.Running + s.pendSeqs + n)
@@ -51,13 +51,14 @@ func (s *State) future(r *Request, extra float64) reason.Reason {
 // pace reports whether a prompt has to wait for the first token of the one before, so that
 // steps without prompts come between: a chunk alone takes a step beyond the limit, a step
 // without one between two keeps the mean within it, and answers are too short to average
-// long steps out by themselves.
-func (s *State) pace(limit float64) bool {
+// long steps out by themselves. Prompts that fit one good step together need no turns.
+func (s *State) pace(r *Request, limit float64) bool {
 	if s.pendSeqs == 0 || s.liveSeqs == s.pendSeqs || s.works-s.prompts >= paceBelow {
 		return false
 	}
 	chunk, alone := s.speed.Prefill(s.cfg.ColdTokens).Seconds(), s.steps.Alone()
-	return alone+chunk > limit && alone+chunk/2 <= limit
+	together := s.speed.Prefill(s.pendTokens + r.prompt()).Seconds()
+	return alone+chunk > limit && alone+chunk/2 <= limit && alone+together > limit
 }
 
 // plan is what a running request holds and may become.

@@ -152,17 +152,18 @@ func TestTooSlowForItsLimit(t *testing.T) {
 func TestShortAnswersPacePrompts(t *testing.T) {
 	for _, tt := range []struct {
 		name             string
-		output           int
+		prompt, output   int
 		chunk            time.Duration
 		running, pending bool
 		want             reason.Reason
 	}{
-		{"short answers", 28, 135 * time.Millisecond, true, true, reason.StepsSlow},
-		{"long answers", 200, 135 * time.Millisecond, true, true, reason.OK},
-		{"short steps", 28, 50 * time.Millisecond, true, true, reason.OK},
-		{"far too long steps", 28, 300 * time.Millisecond, true, true, reason.OK},
-		{"nothing pending", 28, 135 * time.Millisecond, true, false, reason.OK},
-		{"nobody answers", 28, 135 * time.Millisecond, false, true, reason.OK},
+		{"short answers", 1000, 28, 135 * time.Millisecond, true, true, reason.StepsSlow},
+		{"short prompts", 100, 28, 135 * time.Millisecond, true, true, reason.OK},
+		{"long answers", 1000, 200, 135 * time.Millisecond, true, true, reason.OK},
+		{"short steps", 1000, 28, 50 * time.Millisecond, true, true, reason.OK},
+		{"far too long steps", 1000, 28, 300 * time.Millisecond, true, true, reason.OK},
+		{"nothing pending", 1000, 28, 135 * time.Millisecond, true, false, reason.OK},
+		{"nobody answers", 1000, 28, 135 * time.Millisecond, false, true, reason.OK},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			now := time.Unix(1000, 0)
@@ -177,9 +178,9 @@ func TestShortAnswersPacePrompts(t *testing.T) {
 				now = now.Add(50 * time.Millisecond)
 				s.Observe(now, Sample{At: now, KVTokens: 100_000, Running: 1, Tokens: float64(i), StepTime: 10 * time.Millisecond, Ranks: 1})
 			}
-			r := Request{PromptTokens: 500, ExpectedOut: tt.output, Sequences: 1}
+			r := Request{PromptTokens: tt.prompt, ExpectedOut: tt.output, Sequences: 1}
 			if tt.running {
-				s.Progress(now, s.Reserve(now, &r), 500, 1)
+				s.Progress(now, s.Reserve(now, &r), tt.prompt, 1)
 			}
 			if tt.pending {
 				s.Reserve(now, &r)
