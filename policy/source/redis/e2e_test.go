@@ -54,7 +54,7 @@ func TestRealConformance(t *testing.T) {
 func TestRealReplaceSecure(t *testing.T) {
 	addr, dir := os.Getenv("E2E_REDIS_TLS"), os.Getenv("E2E_REDIS_SECURE")
 	if addr == "" || dir == "" {
-		t.Skip("E2E_REDIS_TLS and E2E_REDIS_SECURE are not set: scripts/e2e does")
+		t.Fatal("E2E_REDIS_TLS and E2E_REDIS_SECURE are not set to HOST:PORT and data directory of a Redis started with REDIS_SECURE=1; run scripts/e2e")
 	}
 	pem, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
 	if err != nil {
