@@ -93,7 +93,7 @@ func (s *State) room(now time.Time, r *Request, extra float64) reason.Reason {
 	start, stop, _ := s.marks()
 	own := 0.0 // the prompt, as a share of what one rank has
 	if s.sample.KVTokens > 0 {
-		own = float64(r.prompt()) / float64(s.rankTokens())
+		own = float64(s.prompt(r)) / float64(s.rankTokens())
 	}
 	waiting, idle := max(s.sample.Waiting, s.pendSeqs), s.idle()
 	full := reason.KVHigh
@@ -143,7 +143,7 @@ func (s *State) alone(r *Request) bool {
 	if s.sample.KVTokens == 0 {
 		return false
 	}
-	return float64(r.prompt()+r.expected()) > (1-s.cfg.Margin)*float64(s.rankTokens())
+	return float64(s.prompt(r)+r.expected()) > (1-s.cfg.Margin)*float64(s.rankTokens())
 }
 
 // late reports whether a head cannot have its first token in time any more.
@@ -151,7 +151,7 @@ func (s *State) alone(r *Request) bool {
 func (s *State) late(t time.Duration, r *Request) bool {
 	ahead := s.pendTokens
 	if r.SLOTTFTNamed {
-		ahead += r.prompt()
+		ahead += s.prompt(r)
 	}
 	wait := time.Duration(0)
 	if !r.Opened.IsZero() {
@@ -184,7 +184,7 @@ func (s *State) first() time.Duration { return s.speed.Predict(s.pendTokens) }
 // head is a request as the order sees it.
 func (s *State) head(t time.Duration, r *Request) order.Head {
 	h := order.Head{
-		Hash: r.Hash, Tenant: r.Tenant, Tier: r.Tier, Prompt: r.prompt(), Output: r.expected(),
+		Hash: r.Hash, Tenant: r.Tenant, Tier: r.Tier, Prompt: s.prompt(r), Output: r.expected(),
 		Opened: t, Deadline: order.Never, SLO: s.slo(r),
 	}
 	if !r.Opened.IsZero() {
@@ -210,7 +210,7 @@ func (s *State) line(r *Request, late bool) reason.Reason {
 		return reason.OK
 	}
 	if !s.speed.Known() {
-		if s.pendTokens+r.prompt() > s.cfg.ColdTokens || s.pendSeqs+r.seqs() > s.cfg.ColdSeqs {
+		if s.pendTokens+s.prompt(r) > s.cfg.ColdTokens || s.pendSeqs+r.seqs() > s.cfg.ColdSeqs {
 			return reason.Cold
 		}
 		return reason.OK
@@ -229,9 +229,9 @@ func (s *State) line(r *Request, late bool) reason.Reason {
 // be pending before and with it.
 func (s *State) allows(t time.Duration, r *Request) reason.Reason {
 	switch {
-	case s.queue.Full(r.Tier, r.prompt()+r.expected()):
+	case s.queue.Full(r.Tier, s.prompt(r)+r.expected()):
 		return reason.TierCeiling
-	case s.pendSeqs > 0 && s.speed.Prefill(s.pendTokens+r.prompt()) > s.queue.MostWith(t, r.Tier, s.step):
+	case s.pendSeqs > 0 && s.speed.Prefill(s.pendTokens+s.prompt(r)) > s.queue.MostWith(t, r.Tier, s.step):
 		return reason.TierTurn
 	case s.pendTokens > s.cfg.ColdTokens && s.speed.Prefill(s.pendTokens) > s.queue.MostPending(r.Tier, r.Tenant):
 		return reason.PrefillBusy

@@ -23,9 +23,9 @@ func (s *State) forecasts() bool {
 // which is a mean: a long prefill step alone is no reason.
 func (s *State) future(r *Request, extra float64) reason.Reason {
 	n := r.seqs()
-	x := forecast.Plan{Sequences: n, Held: s.holds(r.prompt(), 0, n)}
+	x := forecast.Plan{Sequences: n, Held: s.holds(s.prompt(r), 0, n)}
 	if r.ExpectedOut > 0 {
-		s.become(&x, r.Class, r.Model, clamp(r.ExpectedOut, 1, maxTokens), s.longest(r.prompt()/n, clamp(r.MaxTokens, 0, maxTokens)))
+		s.become(&x, r.Class, r.Model, clamp(r.ExpectedOut, 1, maxTokens), s.longest(s.prompt(r)/n, clamp(r.MaxTokens, 0, maxTokens)))
 	}
 	peak := s.peak.With(&x)
 	if s.spare(peak, extra) < 0 {
@@ -57,7 +57,7 @@ func (s *State) pace(r *Request, limit float64) bool {
 		return false
 	}
 	chunk, alone := s.speed.Prefill(s.cfg.ColdTokens).Seconds(), s.steps.Alone()
-	together := s.speed.Prefill(s.pendTokens + r.prompt()).Seconds()
+	together := s.speed.Prefill(s.pendTokens + s.prompt(r)).Seconds()
 	return alone+chunk > limit && alone+chunk/2 <= limit && alone+together > limit
 }
 

@@ -17,30 +17,31 @@ const (
 // slot is one reservation. It leaves the ledger when it is released and the
 // gauges cannot be missing it any more.
 type slot struct {
-	gen      uint32
-	used     bool // not in the free list
-	released bool // gone from the engine, kept until a sample can know it
-	freed    bool // its blocks are free for certain, whatever the last sample shows
-	stream   bool
-	cold     bool          // started before the engine's first token: teaches nothing
-	begin    time.Duration // reserved
-	end      time.Duration // released
-	first    time.Duration // first token, assumed for a plain answer; meaningful with begun
-	begun    bool          // it has a first token
-	taught   bool          // and it was learned from
-	guess    time.Duration // when a plain answer is assumed to have its first token; 0 = cannot say
-	ahead    int           // prompt tokens pending when it started, its own included
-	prompt   int
-	out      int
-	expected int // output over all sequences
-	seqs     int
-	limit    int // most output tokens of one sequence; 0 = none
-	class    uint64
-	model    uint64
-	shown    int           // tokens of it in the last sample's gauge
-	plan     forecast.Plan // as it is in the peak
-	passed   int           // steps of a length it is known to have passed
-	bill     order.Bill
+	gen       uint32
+	used      bool // not in the free list
+	released  bool // gone from the engine, kept until a sample can know it
+	freed     bool // its blocks are free for certain, whatever the last sample shows
+	stream    bool
+	cold      bool          // started before the engine's first token: teaches nothing
+	begin     time.Duration // reserved
+	end       time.Duration // released
+	first     time.Duration // first token, assumed for a plain answer; meaningful with begun
+	begun     bool          // it has a first token
+	taught    bool          // and it was learned from
+	guess     time.Duration // when a plain answer is assumed to have its first token; 0 = cannot say
+	ahead     int           // prompt tokens pending when it started, its own included
+	prompt    int
+	estimated int // the same as it came with the request; 0 once it is counted
+	out       int
+	expected  int // output over all sequences
+	seqs      int
+	limit     int // most output tokens of one sequence; 0 = none
+	class     uint64
+	model     uint64
+	shown     int           // tokens of it in the last sample's gauge
+	plan      forecast.Plan // as it is in the peak
+	passed    int           // steps of a length it is known to have passed
+	bill      order.Bill
 }
 
 func (e *slot) held() int { return e.prompt + e.out }
@@ -117,7 +118,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	i, e := s.take()
 	*e = slot{
 		gen: e.gen, used: true, stream: r.Stream, cold: !s.speed.Warm(), begin: t,
-		prompt: r.prompt(), seqs: r.seqs(), expected: r.expected(), limit: clamp(r.MaxTokens, 0, maxTokens), class: r.Class, model: r.Model,
+		estimated: clamp(r.PromptTokens, 0, maxTokens), prompt: s.prompt(r), seqs: r.seqs(), expected: r.expected(), limit: clamp(r.MaxTokens, 0, maxTokens), class: r.Class, model: r.Model,
 	}
 	s.live++
 	s.liveTokens += e.prompt
@@ -132,7 +133,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	s.flow.roll(t, s.closed)
 	e.plan = s.plan(e)
 	s.peak.Add(&e.plan)
-	s.prompts += promptGain * (float64(r.prompt()) - s.prompts)
+	s.prompts += promptGain * (float64(e.prompt) - s.prompts)
 	s.works += promptGain * (float64(e.prompt+e.expected) - s.works)
 	s.flow.started(e.prompt + e.expected)
 	h := s.head(t, r)
@@ -175,6 +176,10 @@ func (s *State) Progress(now time.Time, id Slot, prompt, output int) {
 
 // correct replaces an estimated prompt. The gauge held the true one all along.
 func (s *State) correct(e *slot, prompt int) {
+	if e.estimated > 0 {
+		s.estimates.Learn(e.estimated, prompt)
+		e.estimated = 0
+	}
 	d := prompt - e.prompt
 	e.prompt = prompt
 	s.liveTokens += d

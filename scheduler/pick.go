@@ -163,7 +163,7 @@ func (s *State) pause(rank int, r *Request, why reason.Reason) time.Duration {
 	starts := s.flow.recent()
 	switch why {
 	case reason.PrefillBusy, reason.WaitingSome, reason.WaitingHigh, reason.SeatsFull, reason.Late:
-		starts = max(starts, s.speed.Rate()/float64(max(r.prompt(), 1)))
+		starts = max(starts, s.speed.Rate()/float64(max(s.prompt(r), 1)))
 	case reason.Cold:
 		starts = maxStarts
 	}
@@ -185,7 +185,7 @@ func (s *State) soon(why reason.Reason) bool {
 
 // pass reports whether a peer can start the request now, and notes that it will.
 func (s *State) pass(now time.Time, r *Request) bool {
-	need := max(r.prompt(), 1)
+	need := max(s.prompt(r), 1)
 	for i := range s.peers {
 		p := &s.peers[i]
 		if p.CanStart && p.Freeness >= need && now.Sub(p.At) <= peerFresh {

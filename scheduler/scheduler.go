@@ -81,7 +81,6 @@ func Rank(tiers []Tier, name string) int { return order.Rank(tiers, name) }
 
 // The counts as the arithmetic may rely on them: not negative, and too small for
 // any sum to overflow.
-func (r *Request) prompt() int   { return clamp(r.PromptTokens, 0, maxTokens) }
 func (r *Request) seqs() int     { return clamp(r.Sequences, 1, maxSeqs) }
 func (r *Request) expected() int { return r.seqs() * clamp(r.ExpectedOut, 0, maxTokens/maxSeqs) }
 
@@ -209,15 +208,16 @@ type State struct {
 	start time.Time
 
 	ledger
-	speed   forecast.Speed
-	flow    flow
-	prompts float64 // tokens of a prompt, EWMA over what was started
-	works   float64 // the same with the expected output
-	lengths forecast.Lengths
-	peak    forecast.Peak
-	gauge   forecast.Gauge
-	steps   forecast.Steps
-	queue   order.Queue
+	speed     forecast.Speed
+	flow      flow
+	prompts   float64 // tokens of a prompt, EWMA over what was started
+	works     float64 // the same with the expected output
+	lengths   forecast.Lengths
+	peak      forecast.Peak
+	gauge     forecast.Gauge
+	estimates forecast.Estimates
+	steps     forecast.Steps
+	queue     order.Queue
 
 	sample   Sample
 	sampled  time.Duration // of the last good sample
@@ -245,7 +245,7 @@ func New(cfg Config, start time.Time) (*State, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: forecast.NewLengths(), gauge: forecast.NewGauge(), queue: order.New(cfg.Tiers, cfg.SLOTTFT, cfg.SLOTPOT)}
+	s := &State{cfg: cfg, start: start, probeEvery: probeFirst, lengths: forecast.NewLengths(), gauge: forecast.NewGauge(), estimates: forecast.NewEstimates(), queue: order.New(cfg.Tiers, cfg.SLOTTFT, cfg.SLOTPOT)}
 	s.slots = make([]slot, 0, firstSlots)
 	s.free = make([]uint32, 0, firstSlots)
 	return s, nil
@@ -277,6 +277,11 @@ func (s *State) SetTiers(tiers []Tier) {
 // SetBacklog tells how many requests of a tier wait for the engine's models, in all
 // lanes. The caller reads it about once a second.
 func (s *State) SetBacklog(tier, requests int) { s.queue.SetBacklog(tier, requests) }
+
+// prompt is a request's prompt tokens as the engine will count them.
+func (s *State) prompt(r *Request) int {
+	return s.estimates.Tokens(clamp(r.PromptTokens, 0, maxTokens))
+}
 
 // since turns a time of the caller into the state's own.
 func (s *State) since(t time.Time) time.Duration { return t.Sub(s.start) }
