@@ -135,7 +135,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	s.peak.Add(&e.plan)
 	s.prompts += promptGain * (float64(e.prompt) - s.prompts)
 	s.works += promptGain * (float64(e.prompt+e.expected) - s.works)
-	s.flow.started(e.prompt + e.expected)
+	s.flow.started(e.estimated + e.expected) // as the door counts what waits
 	h := s.head(t, r)
 	e.bill = s.queue.Enter(t, &h)
 	return Slot(uint64(e.gen)<<32 | uint64(i+1))
