@@ -35,14 +35,20 @@ var allowed = map[string][]string{
 	"response/redis":        {"response"},
 	"queue/rocketmq":        {"queue", "lane"},
 
-	"policy":        {"policy/document", "lane", "quota", "reason", "scheduler"},
-	"policy/source": {"policy"},
+	"policy": {
+		"policy/apikey", "policy/document", "policy/glob", "policy/lanes", "policy/quotas", "lane", "quota", "reason", "scheduler",
+	},
+	"policy/source": {"policy", "policy/apikey"},
 
+	"policy/apikey":                 {"policy/document"},
 	"policy/document":               {},
+	"policy/glob":                   {},
+	"policy/lanes":                  {"policy/document", "policy/glob", "lane"},
+	"policy/quotas":                 {"policy/document", "policy/glob", "quota"},
 	"policy/source/redis":           {"policy", "policy/source"},
 	"policy/source/nacos":           {"policy", "policy/source"},
 	"policy/source/nacos/nacostest": {},
-	"policy/source/sourcetest":      {"policy", "policy/source"},
+	"policy/source/sourcetest":      {"policy", "policy/source", "policy/apikey"},
 
 	"cost":      {"lane"},
 	"fleet":     {"reason"},
@@ -104,7 +110,7 @@ var allowed = map[string][]string{
 }
 
 // pure packages are functions of values: no clock, IO, log or metric.
-var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "scheduler/order": true, "quota": true, "fleet": true, "cost": true, "policy": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true, "gateway/route": true}
+var pure = map[string]bool{"scheduler": true, "scheduler/fair": true, "scheduler/forecast": true, "scheduler/order": true, "quota": true, "fleet": true, "cost": true, "policy": true, "policy/apikey": true, "policy/glob": true, "policy/lanes": true, "policy/quotas": true, "lane": true, "reason": true, "sim/engine": true, "registry/door": true, "gateway/route": true}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "context", "math/rand", "math/rand/v2", "sync", "github.com/prometheus"}
 

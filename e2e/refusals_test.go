@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"penstock/policy"
+	"penstock/policy/apikey"
 )
 
 // refusing is a policy under which each tenant, whose key is its name, meets one refusal.
@@ -27,7 +27,7 @@ func refusing() string {
 	var b strings.Builder
 	b.WriteString("tenants:\n")
 	for name, more := range tenants {
-		_, _ = fmt.Fprintf(&b, "  %s: {keys: [%q]%s}\n", name, policy.HashKey(name), strings.TrimSuffix(", "+more, ", "))
+		_, _ = fmt.Fprintf(&b, "  %s: {keys: [%q]%s}\n", name, apikey.Hash(name), strings.TrimSuffix(", "+more, ", "))
 	}
 	b.WriteString(`rules: [{name: nowhere, when: {headers: {x-where: nowhere}}, then: {pool: none}}]
 lanes:

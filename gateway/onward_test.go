@@ -13,7 +13,7 @@ import (
 
 	"penstock/fleet"
 	"penstock/lane"
-	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/response"
@@ -66,7 +66,7 @@ func onWay(t *testing.T, full map[string]registry.Admission, test func(t *testin
 	synctest.Test(t, func(t *testing.T) {
 		r := &lanesFull{full: full}
 		s := newStage(t, func(_ *Config, d *Deps) {
-			d.Policy = parsePolicy(t, fmt.Sprintf(onwardRules, policy.HashKey("abc"), policy.HashKey("plain")))
+			d.Policy = parsePolicy(t, fmt.Sprintf(onwardRules, apikey.Hash("abc"), apikey.Hash("plain")))
 			r.Records, d.Records = d.Records, r
 			d.Rows = func() (rows []fleet.Row) {
 				for i, model := range []string{"q", "big", "guard"} {

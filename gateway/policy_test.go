@@ -15,6 +15,7 @@ import (
 
 	"penstock/fleet"
 	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/reason"
 )
 
@@ -40,7 +41,7 @@ func parsePolicy(t *testing.T, text string) *policy.Policy {
 }
 
 func ruled(t *testing.T) func(*Config, *Deps) {
-	p := parsePolicy(t, fmt.Sprintf(rulebook, policy.HashKey("abc"), policy.HashKey("new")))
+	p := parsePolicy(t, fmt.Sprintf(rulebook, apikey.Hash("abc"), apikey.Hash("new")))
 	return func(_ *Config, d *Deps) { d.Policy = p }
 }
 

@@ -18,6 +18,7 @@ import (
 	"penstock/fleet"
 	"penstock/gateway/directory"
 	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
@@ -81,7 +82,7 @@ func (s *stub) Engines(context.Context) ([]registry.Engine, error) { return s.en
 
 // TestRefusedRequests drives every cause of a refusal through the handler.
 func TestRefusedRequests(t *testing.T) {
-	keys, err := policy.ParseKeys([]byte("acme: secret"))
+	keys, err := apikey.Parse([]byte("acme: secret"))
 	if err != nil {
 		t.Fatal(err)
 	}

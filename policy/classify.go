@@ -8,6 +8,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"penstock/lane"
+	"penstock/policy/glob"
 	"penstock/reason"
 )
 
@@ -146,10 +147,10 @@ func (p *Policy) Classify(r *Request) Decision {
 	if !r.Tenant.May(r.Model, d.Lane.Model) {
 		d.Reason = reason.Forbidden
 	}
-	if p.lanes.noType {
+	if p.lanes.NoType {
 		d.Lane.Type = ""
 	}
-	if p.lanes.noTenant {
+	if p.lanes.NoTenant {
 		d.Lane.Tenant = ""
 	} else if id := first(r.Headers, "X-Gateway-Inference-Fairness-Id"); id != "" && r.Tenant.TrustsFairnessID {
 		d.Lane.Tenant, d.FairedBy = r.Tenant.Name+"/"+id[:min(len(id), maxFairnessID)], true
@@ -179,17 +180,17 @@ func (u *Rule) misses(r *Request) string {
 		return "system-bytes"
 	case !u.priority.hold(r.Priority):
 		return "priority"
-	case len(u.tenant) > 0 && !anyMatch(u.tenant, r.Tenant.Name):
+	case len(u.tenant) > 0 && !glob.Any(u.tenant, r.Tenant.Name):
 		return "tenant"
-	case len(u.model) > 0 && !anyMatch(u.model, r.Model):
+	case len(u.model) > 0 && !glob.Any(u.model, r.Model):
 		return "model"
-	case len(u.path) > 0 && !anyMatch(u.path, r.Path):
+	case len(u.path) > 0 && !glob.Any(u.path, r.Path):
 		return "path"
-	case len(u.serviceTier) > 0 && !anyMatch(u.serviceTier, r.ServiceTier):
+	case len(u.serviceTier) > 0 && !glob.Any(u.serviceTier, r.ServiceTier):
 		return "service-tier"
 	}
 	for i := range u.headers {
-		if value := r.Headers[u.headers[i].name]; len(value) == 0 || !match(u.headers[i].pattern, value[0]) {
+		if value := r.Headers[u.headers[i].name]; len(value) == 0 || !glob.Match(u.headers[i].pattern, value[0]) {
 			return "headers"
 		}
 	}

@@ -194,23 +194,6 @@ func TestLanesBy(t *testing.T) {
 	}
 }
 
-func TestPermits(t *testing.T) {
-	const limits = "default: {concurrency: 7}, patterns: [{tier: def*, model: big, concurrency: 2}]}"
-	for _, c := range []struct {
-		by, model string
-		want      int
-	}{
-		{"by: [tier, model, pool], ", "q", 7},
-		{"by: [tier, model, pool], ", "big", 2},
-		{"by: [tier, model, pool, tenant], ", "q", 0},
-		{"", "q", 0},
-	} {
-		if got := mustParse(t, "lanes: {"+c.by+limits).Permits("default", c.model); got != c.want {
-			t.Errorf("%s%s of %q: %d permits, want %d", c.by, limits, c.model, got, c.want)
-		}
-	}
-}
-
 // TestWeights: the share is that of the weights, and an id keeps its model.
 func TestWeights(t *testing.T) {
 	p := mustParse(t, rulebook)

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"penstock/lane"
+	"penstock/policy/glob"
+	"penstock/policy/lanes"
 )
 
 // Class is a kind of trouble that a lane had with a request.
@@ -63,7 +65,7 @@ func (t Trouble) String() string {
 type Reroute struct {
 	Name string
 
-	from              lanePattern
+	from              lanes.Pattern
 	classes           [classes]bool
 	statuses          []int
 	tier              int // place; -1 = stays
@@ -81,7 +83,7 @@ func (u *Reroute) on(t Trouble) bool {
 func (p *Policy) Reroute(d Decision, t Trouble, r *Request) (name string, to Decision, ok bool) {
 	for i := range p.reroutes {
 		u := &p.reroutes[i]
-		if !u.from.fits(d.Lane) || !u.on(t) {
+		if !u.from.Fits(d.Lane) || !u.on(t) {
 			continue
 		}
 		to = d
@@ -184,7 +186,7 @@ func (f *Filter) Lane(p *Policy, d Decision, r *Request) lane.Key {
 	if targets := p.aliases[f.model]; len(targets) > 0 {
 		k.Model, _ = target(targets, r)
 	}
-	if !p.lanes.noType {
+	if !p.lanes.NoType {
 		k.Type = FilterType
 	}
 	return k
@@ -194,9 +196,9 @@ func (f *Filter) Lane(p *Policy, d Decision, r *Request) lane.Key {
 // case, without white space around it.
 func (f *Filter) Passes(answer string) bool {
 	if len(f.passes) > 0 {
-		return answer != "" && anyMatch(f.passes, answer)
+		return answer != "" && glob.Any(f.passes, answer)
 	}
-	return answer != "" && !anyMatch(f.stops, answer)
+	return answer != "" && !glob.Any(f.stops, answer)
 }
 
 // Explain says in words which lanes a reroute is for and where it leads.
@@ -214,7 +216,7 @@ func (u *Reroute) Explain(p *Policy) (from, on, to string) {
 	if u.tier >= 0 {
 		tier = p.Tiers[u.tier].Name
 	}
-	return parts(u.from.tier, u.from.ofType, u.from.model, u.from.pool, u.from.tenant), strings.Join(words, " "), parts(tier, u.kind, u.model, u.pool, "")
+	return parts(u.from.Tier, u.from.Type, u.from.Model, u.from.Pool, u.from.Tenant), strings.Join(words, " "), parts(tier, u.kind, u.model, u.pool, "")
 }
 
 // parts are those parts of a lane that are not empty.

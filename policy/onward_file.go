@@ -7,48 +7,34 @@ import (
 	"strings"
 
 	"penstock/policy/document"
+	"penstock/policy/glob"
+	"penstock/policy/lanes"
 )
 
 // fileReroute sends on what a lane did not serve.
 type fileReroute struct {
-	Name string   `yaml:"name"`
-	From fileFrom `yaml:"from"`
-	On   words    `yaml:"on"`
-	To   fileTo   `yaml:"to"`
-}
-
-// fileFrom is which lanes it is for: patterns.
-type fileFrom struct {
-	Tier   string `yaml:"tier"`
-	Type   string `yaml:"type"`
-	Model  string `yaml:"model"`
-	Pool   string `yaml:"pool"`
-	Tenant string `yaml:"tenant"`
-}
-
-type fileTo struct {
-	Tier  string `yaml:"tier"`
-	Type  string `yaml:"type"`
-	Model string `yaml:"model"`
-	Pool  string `yaml:"pool"`
+	Name string         `yaml:"name"`
+	From lanes.Pattern  `yaml:"from"`
+	On   document.Words `yaml:"on"`
+	To   fileTo         `yaml:"to"`
 }
 
 // fileFilter is a model that reads requests first.
 type fileFilter struct {
-	Name      string   `yaml:"name"`
-	When      fileWhen `yaml:"when"`
-	Model     string   `yaml:"model"`
-	Pool      string   `yaml:"pool"`
-	Passes    words    `yaml:"passes"`
-	Stops     words    `yaml:"stops"`
-	MaxTokens *int     `yaml:"max-tokens"`
-	Refusal   string   `yaml:"refusal"`
+	Name      string         `yaml:"name"`
+	When      fileWhen       `yaml:"when"`
+	Model     string         `yaml:"model"`
+	Pool      string         `yaml:"pool"`
+	Passes    document.Words `yaml:"passes"`
+	Stops     document.Words `yaml:"stops"`
+	MaxTokens *int           `yaml:"max-tokens"`
+	Refusal   string         `yaml:"refusal"`
 }
 
 // fileTiers is true, false, or a list of tiers.
 type fileTiers struct {
 	any   bool
-	names words
+	names document.Words
 }
 
 // UnmarshalYAML takes true and false beside a list or one word.
@@ -66,7 +52,7 @@ const (
 	maxRefusal   = 500 // bytes
 )
 
-func (p *Policy) readReroutes(d draft, f *file) {
+func (p *Policy) readReroutes(d *document.Document, f *file) {
 	if len(f.Reroutes) > MaxReroutes {
 		d.Wrong([]any{"reroutes"}, "%d reroutes; write at most %d", len(f.Reroutes), MaxReroutes)
 		return
@@ -75,34 +61,34 @@ func (p *Policy) readReroutes(d draft, f *file) {
 	for i, from := range f.Reroutes {
 		at := []any{"reroutes", i}
 		u := Reroute{
-			Name: d.named(at, "reroute", i, from.Name, names), tier: -1, model: from.To.Model, pool: from.To.Pool, kind: from.To.Type,
-			from: lanePattern{tier: from.From.Tier, ofType: from.From.Type, model: from.From.Model, pool: from.From.Pool, tenant: from.From.Tenant},
+			Name: d.Name(at, "reroute", i, from.Name, names), tier: -1, model: from.To.Model, pool: from.To.Pool, kind: from.To.Type,
+			from: from.From,
 		}
-		p.checkPattern(d, append(at, "from"), &u.from)
+		p.lanes.Check(d, append(at, "from"), &u.from, p.TierNames())
 		p.checkFrom(d, append(at, "from"), &u.from, f)
-		if len(from.On) == 0 || len(from.On) > maxList {
-			d.Wrong(at, "it has %d troubles under \"on\"; write 1 to %d, such as [context_length_exceeded, 404]", len(from.On), maxList)
+		if len(from.On) == 0 || len(from.On) > document.MaxList {
+			d.Wrong(at, "it has %d troubles under \"on\"; write 1 to %d, such as [context_length_exceeded, 404]", len(from.On), document.MaxList)
 		}
 		for j, word := range from.On {
-			d.trouble(append(at, "on", j), word, &u)
+			u.readTrouble(d, append(at, "on", j), word)
 		}
 		to := append(at, "to")
 		for key, value := range map[string]string{"type": u.kind, "model": u.model, "pool": u.pool} {
 			if value != "" {
-				d.word(append(to, key), value, maxName)
+				d.Word(append(to, key), value, document.MaxName)
 			}
 		}
-		d.oneModel(append(to, "model"), u.model)
+		oneModel(d, append(to, "model"), u.model)
 		if from.To.Tier != "" {
 			u.tier = p.place(d, append(to, "tier"), from.To.Tier)
 		}
 		switch {
 		case from.To == fileTo{}:
 			d.Wrong(at, "it has no \"to\"; write {model, tier, type, pool}, one or more of them")
-		case u.kind != "" && p.lanes.noType:
+		case u.kind != "" && p.lanes.NoType:
 			d.Wrong(append(to, "type"), "lanes.by leaves out the type")
-		case from.To == fileTo{Model: u.model} && u.model == u.from.model, from.To == fileTo{Tier: from.To.Tier} && from.To.Tier == u.from.tier,
-			from.To == fileTo{Type: u.kind} && u.kind == u.from.ofType, from.To == fileTo{Pool: u.pool} && u.pool == u.from.pool:
+		case from.To == fileTo{Model: u.model} && u.model == u.from.Model, from.To == fileTo{Tier: from.To.Tier} && from.To.Tier == u.from.Tier,
+			from.To == fileTo{Type: u.kind} && u.kind == u.from.Type, from.To == fileTo{Pool: u.pool} && u.pool == u.from.Pool:
 			d.Wrong(to, "it leads to where the request comes from")
 		}
 		p.reroutes = append(p.reroutes, u)
@@ -110,9 +96,9 @@ func (p *Policy) readReroutes(d draft, f *file) {
 }
 
 // checkFrom finds what no lane is like, of what only the policy gives to lanes.
-func (p *Policy) checkFrom(d draft, at []any, l *lanePattern, f *file) {
-	if targets := p.aliases[l.model]; len(targets) > 0 && !slices.ContainsFunc(targets, func(t Target) bool { return t.Model == l.model }) {
-		d.Wrong(append(at, "model"), "%q is one of models: its requests are in the lanes of what stands behind it, such as %q; write that", l.model, targets[0].Model)
+func (p *Policy) checkFrom(d *document.Document, at []any, l *lanes.Pattern, f *file) {
+	if targets := p.aliases[l.Model]; len(targets) > 0 && !slices.ContainsFunc(targets, func(t Target) bool { return t.Model == l.Model }) {
+		d.Wrong(append(at, "model"), "%q is one of models: its requests are in the lanes of what stands behind it, such as %q; write that", l.Model, targets[0].Model)
 	}
 	types, pools := []string{"chat", "completion", "embedding"}, []string{}
 	for i := range f.Rules {
@@ -121,23 +107,23 @@ func (p *Policy) checkFrom(d draft, at []any, l *lanePattern, f *file) {
 	none := func(of, pattern string, all []string) {
 		slices.Sort(all)
 		all = slices.DeleteFunc(slices.Compact(all), func(s string) bool { return s == "" })
-		if pattern != "" && !slices.ContainsFunc(all, func(s string) bool { return match(pattern, s) }) {
+		if pattern != "" && !slices.ContainsFunc(all, func(s string) bool { return glob.Match(pattern, s) }) {
 			d.Wrong(append(at, of), "no %s is like %q; rules give lanes these: %s", of, pattern, strings.Join(all, ", "))
 		}
 	}
-	none("type", l.ofType, types)
-	none("pool", l.pool, pools)
+	none("type", l.Type, types)
+	none("pool", l.Pool, pools)
 }
 
 // oneModel refuses a pattern where one model is to be named.
-func (d draft) oneModel(at []any, name string) {
+func oneModel(d *document.Document, at []any, name string) {
 	if strings.Contains(name, "*") {
 		d.Wrong(at, "%q: write the name of one model", name)
 	}
 }
 
-// trouble reads one entry of "on".
-func (d draft) trouble(at []any, word string, u *Reroute) {
+// readTrouble reads one entry of "on".
+func (u *Reroute) readTrouble(d *document.Document, at []any, word string) {
 	if status, err := strconv.Atoi(word); err == nil {
 		if status < 400 || status > 499 {
 			d.Wrong(at, "%d: write an engine's status from 400 to 499; what fails with 5xx is tried elsewhere first and is tries_used then", status)
@@ -153,7 +139,7 @@ func (d draft) trouble(at []any, word string, u *Reroute) {
 	u.classes[int(TooLong)+i] = true
 }
 
-func (p *Policy) readFilters(d draft, f *file) {
+func (p *Policy) readFilters(d *document.Document, f *file) {
 	if len(f.Filters) > MaxFilters {
 		d.Wrong([]any{"filters"}, "%d filters; write at most %d", len(f.Filters), MaxFilters)
 		return
@@ -161,17 +147,17 @@ func (p *Policy) readFilters(d draft, f *file) {
 	names := map[string]bool{}
 	for i, from := range f.Filters {
 		at := []any{"filters", i}
-		u := Filter{Name: d.named(at, "filter", i, from.Name, names), MaxTokens: filterTokens, Refusal: from.Refusal, model: from.Model, pool: from.Pool, when: d.when(append(at, "when"), &from.When)}
-		d.word(append(at, "model"), from.Model, maxName)
-		d.oneModel(append(at, "model"), from.Model)
+		u := Filter{Name: d.Name(at, "filter", i, from.Name, names), MaxTokens: filterTokens, Refusal: from.Refusal, model: from.Model, pool: from.Pool, when: readWhen(d, append(at, "when"), &from.When)}
+		d.Word(append(at, "model"), from.Model, document.MaxName)
+		oneModel(d, append(at, "model"), from.Model)
 		if from.Pool != "" {
-			d.word(append(at, "pool"), from.Pool, maxWord)
+			d.Word(append(at, "pool"), from.Pool, document.MaxWord)
 		}
 		if (len(from.Passes) == 0) == (len(from.Stops) == 0) {
 			d.Wrong(at, "write one of passes and stops: patterns of the model's answer, such as passes: [\"safe*\"]")
 		}
-		for key, list := range map[string]words{"passes": from.Passes, "stops": from.Stops} {
-			d.patterns(append(at, key), list)
+		for key, list := range map[string]document.Words{"passes": from.Passes, "stops": from.Stops} {
+			d.List(append(at, key), list)
 		}
 		u.passes, u.stops = lower(from.Passes), lower(from.Stops)
 		if from.MaxTokens != nil {
@@ -182,7 +168,7 @@ func (p *Policy) readFilters(d draft, f *file) {
 		if u.Refusal == "" {
 			u.Refusal = "The request was stopped by the filter '" + u.Name + "' of this service."
 		}
-		d.word(append(at, "refusal"), u.Refusal, maxRefusal)
+		d.Word(append(at, "refusal"), u.Refusal, maxRefusal)
 		p.filters = append(p.filters, u)
 	}
 }
@@ -194,36 +180,8 @@ func lower(list []string) (out []string) {
 	return out
 }
 
-// named is the name of entry i of a list, of which no other has it.
-func (d draft) named(at []any, what string, i int, name string, taken map[string]bool) string {
-	if name == "" {
-		name = what + " " + strconv.Itoa(i+1)
-	}
-	d.word(append(at, "name"), name, maxWord)
-	if taken[name] {
-		d.Wrong(append(at, "name"), "two %ss are called %q; give each its own name", what, name)
-	}
-	taken[name] = true
-	return name
-}
-
-// checkPattern checks which lanes a pattern is for.
-func (p *Policy) checkPattern(d draft, at []any, l *lanePattern) {
-	for key, value := range map[string]string{"tier": l.tier, "type": l.ofType, "model": l.model, "pool": l.pool, "tenant": l.tenant} {
-		if value != "" {
-			d.word(append(at, key), value, maxName)
-		}
-	}
-	if l.tier != "" && !slices.ContainsFunc(p.TierNames(), func(name string) bool { return match(l.tier, name) }) {
-		d.Wrong(append(at, "tier"), "no tier is like %q; there are %s", l.tier, strings.Join(p.TierNames(), ", "))
-	}
-	if l.tenant != "" && p.lanes.noTenant || l.ofType != "" && p.lanes.noType {
-		d.Wrong(at, "lanes.by leaves out what this pattern asks for")
-	}
-}
-
 // readDowngrade reads which lower tiers a tenant's requests may be put into.
-func (p *Policy) readDowngrade(d draft, at []any, t *Tenant, from fileTiers) {
+func (p *Policy) readDowngrade(d *document.Document, at []any, t *Tenant, from fileTiers) {
 	t.downgrade = from.any
 	for i, name := range from.names {
 		place := p.place(d, append(at, i), name)

@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"penstock/lane"
+	"penstock/policy/apikey"
+	"penstock/policy/glob"
+	"penstock/policy/lanes"
+	"penstock/policy/quotas"
 	"penstock/quota"
 	"penstock/scheduler"
 )
@@ -22,12 +26,8 @@ const (
 	MaxRules    = 256
 	MaxAliases  = 256
 	MaxTargets  = 16 // of one alias
-	MaxPatterns = 256
 	MaxReroutes = 64
-	MaxFilters  = 4   // each is a round trip through an engine
-	maxList     = 64  // entries of any other list
-	maxWord     = 128 // bytes of a pattern, a keyword or a header's name; a model's and a tenant's name may have 256
-	maxName     = 256
+	MaxFilters  = 4 // each is a round trip through an engine
 	maxTierName = 32
 )
 
@@ -48,16 +48,15 @@ type Policy struct {
 	tiered      bool // it names tiers
 	defaultTier int  // place of the tier of requests that name none
 	tenants     map[string]*Tenant
-	anybody     *Tenant // a tenant without an entry of its own; its name is not to be used
-	keys        *Keys   // nil = no authentication
-	own         bool    // the keys are in the file
+	anybody     *Tenant      // a tenant without an entry of its own; its name is not to be used
+	keys        *apikey.Keys // nil = no authentication
+	own         bool         // the keys are in the file
 	rules       []Rule
 	aliases     map[string][]Target
 	filters     []Filter
 	reroutes    []Reroute
-	lanes       lanes
-	shared      []quota.Limit // of all tenants together
-	slices      []int         // of shared tokens per minute, by tier
+	lanes       lanes.Lanes
+	shared      quotas.Shared
 }
 
 // Tier is a class of requests: scheduler.Tier.
@@ -77,10 +76,9 @@ type Tenant struct {
 	TrustsFairnessID bool
 
 	Key        string // names the key it came with, without giving it away; "" = it came without
-	quotas     quotas
-	entry      string // whose entry in the file it is: its own or Anybody's
-	downgrade  bool   // its requests may be put into the tier below
-	downgrades []int  // or into the first of these below theirs; places, in order
+	quotas     quotas.Tenant
+	downgrade  bool  // its requests may be put into the tier below
+	downgrades []int // or into the first of these below theirs; places, in order
 }
 
 // Default is the policy where there is no file: tiers as flags give them (none = one,
@@ -91,13 +89,12 @@ func Default(tiers []Tier, defaultTier string) *Policy {
 		p.Tiers = []Tier{{Name: "default", Ceiling: 1}}
 	}
 	p.defaultTier = scheduler.Rank(p.Tiers, defaultTier)
-	p.slices = make([]int, len(p.Tiers))
-	p.anybody = &Tenant{Name: Anybody, entry: Anybody, Asks: p.defaultTier}
+	p.anybody = &Tenant{Name: Anybody, Asks: p.defaultTier}
 	return p
 }
 
 // WithKeys is p with keys that are not in its file. OwnKeys says whether it has any.
-func (p *Policy) WithKeys(keys *Keys) *Policy {
+func (p *Policy) WithKeys(keys *apikey.Keys) *Policy {
 	q := *p
 	q.keys = keys
 	return &q
@@ -114,12 +111,12 @@ func (p *Policy) Who(authorization string) (Tenant, bool) {
 	if p.keys == nil {
 		return p.named(Anybody), true
 	}
-	found, ok := p.keys.bearer(authorization)
+	found, ok := p.keys.Bearer(authorization)
 	if !ok {
 		return Tenant{}, false
 	}
-	t := p.named(found.tenant)
-	t.Key = found.id
+	t := p.named(found.Tenant)
+	t.Key = found.ID
 	return t, true
 }
 
@@ -143,18 +140,11 @@ func (p *Policy) Tenant(name string) (Tenant, bool) {
 func (p *Policy) Tenants() []string { return slices.Sorted(maps.Keys(p.tenants)) }
 
 // KeysOf is how many keys a tenant has.
-func (p *Policy) KeysOf(tenant string) (n int) {
+func (p *Policy) KeysOf(tenant string) int {
 	if p.keys == nil {
 		return 0
 	}
-	for _, keys := range p.keys.byPrefix {
-		for i := range keys {
-			if keys[i].tenant == tenant {
-				n++
-			}
-		}
-	}
-	return n
+	return p.keys.Of(tenant)
 }
 
 // Rules is how many rules there are.
@@ -180,93 +170,18 @@ func (t *Tenant) May(names ...string) bool {
 	if len(t.Models) == 0 {
 		return true
 	}
-	for _, name := range names {
-		if anyMatch(t.Models, name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(names, func(name string) bool { return glob.Any(t.Models, name) })
 }
 
-// Lane is what one lane may; 0 = not limited.
-type Lane struct {
-	Concurrency     int     `json:"concurrency"`       // requests that run at once, on each engine
-	StartsPerSecond float64 `json:"starts_per_second"` // of all engines together
-	SendsPerSecond  float64 `json:"sends_per_second"`  // of one gateway; above: refused
-	MaxRequests     int     `json:"max_requests"`      // outstanding, waiting and running; above: refused
-	MaxBytes        int64   `json:"max_bytes"`         // of their bodies
-	Width           int     `json:"width"`             // shards in a broker: so many may be on their way to engines at once
+// Limits appends to dst what a request of tenant t for model is held to, in the tier
+// at place tier: at most quota.MaxLimits.
+func (p *Policy) Limits(dst []quota.Limit, t *Tenant, model string, tier int) []quota.Limit {
+	return p.shared.Limits(t.quotas.Limits(dst, t.Name, t.Key, model), tier)
 }
 
-type lanes struct {
-	noType, noTenant bool // dimensions that do not make lanes
-	patterns         []lanePattern
-	rest             Lane
-}
+// Lane is what the lane k may hold.
+func (p *Policy) Lane(k lane.Key) lanes.Limits { return p.lanes.Of(k) }
 
-type lanePattern struct {
-	tier, ofType, model, pool, tenant string // patterns; "" = any
-	Lane
-}
-
-func (l *lanePattern) fits(k lane.Key) bool {
-	return match(l.tier, k.Tier) && match(l.ofType, k.Type) && match(l.model, k.Model) && match(l.pool, k.Pool) && match(l.tenant, k.Tenant)
-}
-
-// Lane is what the first pattern that matches says, else the default.
-func (p *Policy) Lane(k lane.Key) Lane {
-	for i := range p.lanes.patterns {
-		if l := &p.lanes.patterns[i]; l.fits(k) {
-			return l.Lane
-		}
-	}
-	return p.lanes.rest
-}
-
-// Permits is how many requests of a tier and model may run at once on one engine, where
-// lanes.by leaves out type and tenant, so that they share one lane (and those of each
-// pool another); 0 = not limited, or each lane apart.
-func (p *Policy) Permits(tier, model string) int {
-	if !p.lanes.noType || !p.lanes.noTenant {
-		return 0
-	}
-	return p.Lane(lane.Key{Tier: tier, Model: model}).Concurrency
-}
-
-// match reports whether a pattern fits the whole of s: "*" is any run of bytes, "" is
-// anything. It takes at most len(pattern) x len(s) steps.
-func match(pattern, s string) bool {
-	if pattern == "" || pattern == "*" {
-		return true
-	}
-	i, star, from := 0, -1, 0
-	for j := 0; j < len(s); {
-		switch {
-		case i < len(pattern) && pattern[i] == '*':
-			star, from = i, j
-			i++
-		case i < len(pattern) && pattern[i] == s[j]:
-			i++
-			j++
-		case star >= 0: // the last star takes one byte more
-			from++
-			i, j = star+1, from
-		default:
-			return false
-		}
-	}
-	for i < len(pattern) && pattern[i] == '*' {
-		i++
-	}
-	return i == len(pattern)
-}
-
-// anyMatch reports whether one of the patterns fits s; no patterns fit nothing.
-func anyMatch(patterns []string, s string) bool {
-	for _, p := range patterns {
-		if match(p, s) {
-			return true
-		}
-	}
-	return false
-}
+// Permits is how many requests of a tier and model may run at once on one engine, as far
+// as that can be said without their type and tenant; 0 = not limited.
+func (p *Policy) Permits(tier, model string) int { return p.lanes.Permits(tier, model) }

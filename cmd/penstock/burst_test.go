@@ -13,7 +13,7 @@ import (
 
 	"penstock/fleet"
 	"penstock/load"
-	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/reason"
 	"penstock/sim/engine"
 	"penstock/vllm/simengine"
@@ -37,7 +37,7 @@ func TestBurst(t *testing.T) {
 			}
 			p := startProcess(t, func(o *options) {
 				var err error
-				if o.keys, err = policy.ParseKeys([]byte(keys.String())); err != nil {
+				if o.keys, err = apikey.Parse([]byte(keys.String())); err != nil {
 					t.Fatal(err)
 				}
 			}, e.URL())

@@ -13,6 +13,7 @@ import (
 	"penstock/gateway/headers"
 	"penstock/gateway/openai"
 	"penstock/policy"
+	"penstock/policy/lanes"
 	"penstock/quota"
 	"penstock/reason"
 )
@@ -41,7 +42,7 @@ type classified struct {
 	Lane       string         `json:"lane"`
 	Prompt     int            `json:"prompt_tokens"` // estimated
 	Limits     []string       `json:"limits"`
-	Limit      policy.Lane    `json:"lane_limits"`
+	Limit      lanes.Limits   `json:"lane_limits"`
 	Filters    []hop          `json:"filters"`   // lanes it goes through first
 	Reroutes   []hop          `json:"reroutes"`  // where it goes that its lane does not serve; one of them, once
 	Downgrade  *hop           `json:"downgrade"` // where it goes that its lane is too full for; null: nowhere

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"penstock/load"
-	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/quota"
 	"penstock/sim/engine"
 	"penstock/vllm/simengine"
@@ -73,7 +73,7 @@ func tenantsPolicy(perMinute int64) string {
 	var b strings.Builder
 	b.WriteString("tiers:\n  - {name: vip, slo-ttft: 400ms}\n  - {name: normal, ceiling: 0.5}\ntenants:\n")
 	for _, t := range demoTenants {
-		_, _ = fmt.Fprintf(&b, "  %s: {keys: [%q], tier: ", t.name, policy.HashKey(t.key()))
+		_, _ = fmt.Fprintf(&b, "  %s: {keys: [%q], tier: ", t.name, apikey.Hash(t.key()))
 		switch t.name {
 		case "vip":
 			b.WriteString("vip}\n")

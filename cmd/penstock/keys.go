@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"penstock/policy"
+	"penstock/policy/apikey"
 )
 
 func newKeys() *cobra.Command {
@@ -31,7 +31,7 @@ the hash to put into the file of --api-keys:
 			if key == "" {
 				return usage("no key on standard input (%v). Try: printf %%s \"$KEY\" | penstock keys hash", err)
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), policy.HashKey(key))
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), apikey.Hash(key))
 			return err
 		},
 	})

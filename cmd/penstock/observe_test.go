@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 
-	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/vllm/vllmtest"
 )
 
@@ -26,7 +26,7 @@ var rewrite = flag.Bool("rewrite", false, "write testdata/metrics.golden anew")
 // list: names, types, help and label sets. Values and the runtime's own are not in it.
 func TestMetrics(t *testing.T) {
 	e := vllmtest.Start(t)
-	keys, err := policy.ParseKeys([]byte("acme-tenant: secret-key"))
+	keys, err := apikey.Parse([]byte("acme-tenant: secret-key"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 	"penstock/config"
 	"penstock/gateway"
 	"penstock/gateway/direct"
-	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/policy/source/nacos"
 	policyredis "penstock/policy/source/redis"
 	"penstock/scheduler"
@@ -39,7 +39,7 @@ type options struct {
 	law            scheduler.Law
 	tiers          config.Tiers
 	defaultTier    string
-	keys           *policy.Keys
+	keys           *apikey.Keys
 	policyFile     string // set alone, it is where the policy lies
 	policyIn       string // byFlags, inFile, inRedis or inNacos
 	policyNamed    bool   // by --policy, not by default
@@ -193,7 +193,7 @@ func (o *options) readDoor(f *pflag.FlagSet) error {
 		if err != nil {
 			return fmt.Errorf("--api-keys: %w", err)
 		}
-		if o.keys, err = policy.ParseKeys(lines); err != nil {
+		if o.keys, err = apikey.Parse(lines); err != nil {
 			return fmt.Errorf("--api-keys %s: %w", path, err)
 		}
 	}

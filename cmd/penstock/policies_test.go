@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/vllm/vllmtest"
 )
 
@@ -26,7 +26,7 @@ tenants: {acme: {keys: ["%s"], tier: vip}}
 models: {small: [{model: tiny}]}
 rules: [{name: trials, when: {headers: {x-team: "try*"}}, then: {tier: trial}}]
 lanes: {patterns: [{tier: trial, %s}]}
-`, tiers, policy.HashKey("abc"), trial)
+`, tiers, apikey.Hash("abc"), trial)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/vllm/simengine"
 	"penstock/vllm/vllmtest"
 )
@@ -30,7 +30,7 @@ filters:
   - {name: shut, when: {headers: {x-guarded: "shut"}}, model: guard, stops: ["*"], refusal: Not here.}
 reroutes:
   - {name: bigger, from: {model: tiny}, on: [context_length_exceeded], to: {model: big}}
-`, policy.HashKey("abc"))
+`, apikey.Hash("abc"))
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/policy/source"
 	"penstock/policy/source/sourcetest"
 )
@@ -85,8 +85,8 @@ func TestNewNeedsAPolicy(t *testing.T) {
 	if err := make(source.Config{}); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("no file: %v", err)
 	}
-	write(t, path, "tenants: {a: {keys: [\""+policy.HashKey("k")+"\"]}}\n")
-	keys, err := policy.ParseKeys([]byte("a: k"))
+	write(t, path, "tenants: {a: {keys: [\""+apikey.Hash("k")+"\"]}}\n")
+	keys, err := apikey.Parse([]byte("a: k"))
 	if err != nil {
 		t.Fatal(err)
 	}

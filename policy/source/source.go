@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"penstock/policy"
+	"penstock/policy/apikey"
 )
 
 // readWithin bounds one read of a place.
@@ -46,7 +47,7 @@ type Place interface {
 
 // Config says how to read a policy.
 type Config struct {
-	Keys     *policy.Keys   // of tenants, where they are in a file of their own; nil = in the policy, or there are none
+	Keys     *apikey.Keys   // of tenants, where they are in a file of their own; nil = in the policy, or there are none
 	NeedKeys bool           // a policy without keys is refused
 	Without  *policy.Policy // stands in, as Missing, until the place has answered; nil = New fails without a valid one
 	Optional bool           // a place that never had a text is no problem: Without is in force then

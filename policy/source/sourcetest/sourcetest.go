@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"penstock/policy"
+	"penstock/policy/apikey"
 	"penstock/policy/source"
 )
 
@@ -281,7 +282,7 @@ func keys(t *testing.T, s Stage) {
 	if !r.Current().Missing {
 		t.Error("a policy without keys is in force")
 	}
-	s.Write("tenants: {a: {keys: [\"" + policy.HashKey("k") + "\"]}}\n")
+	s.Write("tenants: {a: {keys: [\"" + apikey.Hash("k") + "\"]}}\n")
 	r.until("keys", func() bool { return r.Current().Authenticates() })
 	s.Write(of("a"))
 	r.until("refused", func() bool { return r.State().Problem != "" })

@@ -1,4 +1,4 @@
-package policy
+package apikey
 
 import (
 	"strings"
@@ -6,26 +6,25 @@ import (
 )
 
 func TestKeys(t *testing.T) {
-	keys, err := ParseKeys([]byte("# who pays\nacme: secret-1\nbeta: \"secret-2\"\ngamma: " + HashKey("secret-3") + "\ndelta: 0123\n"))
+	keys, err := Parse([]byte("# who pays\nacme: secret-1\nbeta: \"secret-2\"\ngamma: " + Hash("secret-3") + "\ndelta: 0123\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := Default(nil, "").WithKeys(keys)
+	if keys.Count() != 4 || keys.Of("acme") != 1 || keys.Of("epsilon") != 0 {
+		t.Errorf("%d keys, %d of acme, %d of epsilon; want 4, 1, 0", keys.Count(), keys.Of("acme"), keys.Of("epsilon"))
+	}
 	for header, want := range map[string]string{
 		"Bearer secret-1": "acme", "bearer secret-2": "beta", "Bearer  secret-3 ": "gamma", "Bearer 0123": "delta",
-		"": "", "secret-1": "", "Basic secret-1": "", "Bearer": "", "Bearer nope": "", "Bearer " + HashKey("secret-3"): "",
+		"": "", "secret-1": "", "Basic secret-1": "", "Bearer": "", "Bearer nope": "", "Bearer " + Hash("secret-3"): "",
 	} {
-		who, ok := p.Who(header)
-		if who.Name != want || ok != (want != "") {
-			t.Errorf("Who(%q) = %q, %v, want %q", header, who.Name, ok, want)
+		key, ok := keys.Bearer(header)
+		if key.Tenant != want || ok != (want != "") || ok && len(key.ID) != 16 {
+			t.Errorf("Bearer(%q) = %+v, %v, want %q", header, key, ok, want)
 		}
-	}
-	if who, ok := Default(nil, "").Who(""); who.Name != "default" || !ok {
-		t.Errorf("without keys: %q, %v, want default", who.Name, ok)
 	}
 }
 
-func TestKeysFaults(t *testing.T) {
+func TestFaults(t *testing.T) {
 	for _, c := range []struct{ yaml, want string }{
 		{"", "the file has no keys"},
 		{"# nothing\n", "the file has no keys"},
@@ -35,7 +34,7 @@ func TestKeysFaults(t *testing.T) {
 		{"acme: x\n---\nbeta: z\n", "several documents"},
 		{"acme: secret\n\tbeta: secret\n", "[2:1]"},
 		{"acme: x\nbeta: x\n", `line 2: tenants "acme" and "beta" have the same key`},
-		{"acme: x\nbeta: " + HashKey("x") + "\n", `line 2: tenants "acme" and "beta" have the same key`},
+		{"acme: x\nbeta: " + Hash("x") + "\n", `line 2: tenants "acme" and "beta" have the same key`},
 		{"acme: sha256:12\n", "line 1: the hash of"},
 		{strings.Repeat("x", 257) + ": y\n", "line 1: the tenant's name has 257 bytes, at most 256"},
 		{"acme:\n", "line 1: the key of"},
@@ -45,22 +44,22 @@ func TestKeysFaults(t *testing.T) {
 		{"a: b: c\n", "api keys: "},
 		{"\tacme: x\n", "api keys: "},
 	} {
-		if _, err := ParseKeys([]byte(c.yaml)); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("ParseKeys(%q) = %v, want %q", c.yaml, err, c.want)
+		if _, err := Parse([]byte(c.yaml)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("Parse(%q) = %v, want %q", c.yaml, err, c.want)
 		} else if strings.Contains(err.Error(), "secret") {
 			t.Errorf("the error shows a key: %v", err)
 		}
 	}
 }
 
-func FuzzKeys(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	f.Add("acme: x\n")
 	f.Add("acme: sha256:12\n---\n&a b: *a\n")
 	f.Add("<<: {a: b}\n? a\n: b\n")
 	f.Fuzz(func(t *testing.T, yaml string) {
-		keys, err := ParseKeys([]byte(yaml))
+		keys, err := Parse([]byte(yaml))
 		if (keys == nil) == (err == nil) {
-			t.Errorf("ParseKeys(%q) = %v, %v", yaml, keys, err)
+			t.Errorf("Parse(%q) = %v, %v", yaml, keys, err)
 		}
 	})
 }
