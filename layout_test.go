@@ -64,10 +64,12 @@ var allowed = map[string][]string{
 	"scraper/nvml":      {"reason", "scraper/nvml/wire"},
 	"scraper/nvml/wire": {},
 
-	"sim":            {"scheduler", "lane", "cost", "reason", "fleet", "registry/door", "sim/engine"},
+	"sim":            {"scheduler", "lane", "cost", "reason", "fleet", "registry/door", "sim/engine", "sim/random", "sim/traces"},
 	"sim/engine":     {},
 	"sim/fit":        {},
+	"sim/random":     {},
 	"sim/report":     {"sim"},
+	"sim/traces":     {"sim/random"},
 	"vllm":           {"reason"},
 	"vllm/simengine": {"sim/engine"},
 	"vllm/vllmtest":  {"vllm/simengine", "sim/engine"},

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"penstock/sim/traces"
 )
 
 // Burst is more requests than usual for a while, a quarter into the measured span.
@@ -42,17 +44,17 @@ func ParseBurst(s string) (b Burst, err error) {
 func (c *Config) burstEnd() time.Duration { return c.Warm + c.Span/4 + c.Burst.For }
 
 // burst adds its requests, from the place in the trace half way to the next shift's.
-func (c *Config) burst(usual []arrival, rate float64, shift int) []arrival {
+func (c *Config) burst(usual []traces.Arrival, rate float64, shift int) []traces.Arrival {
 	if c.Burst.Times == 0 {
 		return usual
 	}
-	extra := c.Workload.arrivals(rate*(c.Burst.Times-1), c.Burst.For, c.Seed, 2*shift+1, 2*c.Shifts)
+	extra := c.Workload.Arrivals(rate*(c.Burst.Times-1), c.Burst.For, c.Seed, 2*shift+1, 2*c.Shifts)
 	for i := range extra {
 		extra[i].At += c.burstEnd() - c.Burst.For
-		extra[i].extra = true
+		extra[i].Extra = true
 	}
 	all := append(slices.Clone(usual), extra...)
-	slices.SortStableFunc(all, func(a, b arrival) int { return cmp.Compare(a.At, b.At) })
+	slices.SortStableFunc(all, func(a, b traces.Arrival) int { return cmp.Compare(a.At, b.At) })
 	return all
 }
 
@@ -65,7 +67,7 @@ func (c *Config) burst(usual []arrival, rate float64, shift int) []arrival {
 // time until then; the same if none are good without the burst.
 func recovery(calm, stormy []outcome, from, end time.Duration) time.Duration {
 	const window, step, back = sloTTFT, sloTTFT / 8, 0.95
-	stormy = slices.DeleteFunc(slices.Clone(stormy), func(o outcome) bool { return o.extra })
+	stormy = slices.DeleteFunc(slices.Clone(stormy), func(o outcome) bool { return o.Extra })
 	good := func(all []outcome, from, to time.Duration) (n float64) {
 		for i := range all {
 			if o := &all[i]; o.good && o.At >= from && o.At < to {

@@ -3,6 +3,8 @@ package sim
 import (
 	"testing"
 	"time"
+
+	"penstock/sim/traces"
 )
 
 func TestParseBurst(t *testing.T) {
@@ -27,10 +29,10 @@ func TestBurstArrivals(t *testing.T) {
 	cfg := short(t, "conv", "kv-bound", "none")
 	cfg.Burst = Burst{Times: 3, For: 5 * time.Second} // from 15 s to 20 s
 	usual := cfg.arrivals(10, 0)
-	var rest []arrival
+	var rest []traces.Arrival
 	extra := 0
 	for i, a := range cfg.burst(usual, 10, 0) {
-		if !a.extra {
+		if !a.Extra {
 			rest = append(rest, a)
 			continue
 		}
@@ -54,7 +56,7 @@ func TestRecovery(t *testing.T) {
 	// some seconds more are bad.
 	world := func(bad func(at time.Duration) bool) (all []outcome) {
 		for at := time.Duration(0); at < time.Minute; at += 100 * time.Millisecond {
-			all = append(all, outcome{arrival: arrival{Request: Request{At: at}}, good: !bad(at)})
+			all = append(all, outcome{Arrival: traces.Arrival{Request: traces.Request{At: at}}, good: !bad(at)})
 		}
 		return all
 	}
@@ -77,7 +79,7 @@ func TestRecovery(t *testing.T) {
 		{"nothing to go back to", func(time.Duration) bool { return true }, never, 30 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			stormy := append(world(c.storm), outcome{arrival: arrival{Request: Request{At: 25 * time.Second}, extra: true}, good: true})
+			stormy := append(world(c.storm), outcome{Arrival: traces.Arrival{Request: traces.Request{At: 25 * time.Second}, Extra: true}, good: true})
 			if got := recovery(world(c.calm), stormy, 30*time.Second, time.Minute); got != c.want {
 				t.Errorf("recovered after %v, want %v", got, c.want)
 			}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"penstock/sim/engine"
+	"penstock/sim/traces"
 )
 
 // capacity is what one engine of a profile does of a workload when it never waits
@@ -20,7 +21,7 @@ type capacity struct {
 // saturate runs an engine in a closed loop: the next request goes in once the batch
 // with it would fit until all have ended (the exact peak, 0.05 kept free) and less
 // than 4,096 prompt tokens are pending.
-func saturate(p *Profile, arrivals []arrival, warm, span time.Duration) (capacity, error) {
+func saturate(p *Profile, arrivals []traces.Arrival, warm, span time.Duration) (capacity, error) {
 	const pendingMost, free = 4096, 0.05
 	e, err := engine.New(p.Engine)
 	if err != nil {
@@ -39,7 +40,7 @@ func saturate(p *Profile, arrivals []arrival, warm, span time.Duration) (capacit
 				break
 			}
 			running[uint64(next)] = j
-			if err := e.Submit(engine.Request{ID: uint64(next), Prompt: r.Prompt, Output: r.Output, Prefix: lap(r.Prefix, next/len(arrivals))}); err != nil {
+			if err := e.Submit(engine.Request{ID: uint64(next), Prompt: r.Prompt, Output: r.Output, Prefix: traces.Lap(r.Prefix, next/len(arrivals))}); err != nil {
 				return c, err
 			}
 			pending += r.Prompt

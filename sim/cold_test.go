@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"penstock/sim/engine"
+	"penstock/sim/traces"
 )
 
 // TestColdStart holds that next to nothing is preempted in the first seconds at twice what
@@ -40,12 +41,12 @@ func TestColdStart(t *testing.T) {
 
 // suddenly is three seconds of 70 requests a second, whose prompts are estimated wrong
 // until the first answers have ended.
-func suddenly(seed uint64, guess float64) (all []arrival) {
+func suddenly(seed uint64, guess float64) (all []traces.Arrival) {
 	random := rand.New(rand.NewPCG(seed, 2))
 	for at := time.Duration(0); at < 3*time.Second; at += time.Duration(random.ExpFloat64() / 70 * float64(time.Second)) {
 		a := one(at, int(math.Min(4000, 400*math.Exp(0.7*random.NormFloat64()))), int(math.Min(1000, 150*math.Exp(0.6*random.NormFloat64())))+1)
 		if at < 1500*time.Millisecond {
-			a.guess = guess
+			a.Guess = guess
 		}
 		all = append(all, a)
 	}

@@ -35,7 +35,7 @@ func (t *tally) served(now time.Duration, v *visit) {
 	if v.out == 1 {
 		tokens += perPrompt * float64(v.Prompt)
 	}
-	row := t.service[v.tenant]
+	row := t.service[v.Tenant]
 	row[min(int((now-t.warm)/backlogWindow), len(row)-1)] += tokens
 }
 
@@ -53,10 +53,10 @@ func (t *tally) fairness(all []outcome, kv int) *Fairness {
 	for i := range all {
 		o := &all[i]
 		longest = max(longest, o.Prompt)
-		came[o.tenant]++
+		came[o.Tenant]++
 		if !o.served {
-			unmet[o.tenant]++
-			unserved[o.tenant][min(int((o.At-t.warm)/backlogWindow), windows-1)] = true
+			unmet[o.Tenant]++
+			unserved[o.Tenant][min(int((o.At-t.warm)/backlogWindow), windows-1)] = true
 		}
 	}
 	f := &Fairness{Bound: 2 * float64(max(perPrompt*longest, perOutput*kv))}

@@ -3,6 +3,8 @@ package sim
 import (
 	"testing"
 	"time"
+
+	"penstock/sim/traces"
 )
 
 func TestGap(t *testing.T) {
@@ -32,15 +34,15 @@ func TestGap(t *testing.T) {
 // Two tenants with something unserved all the time, one with twice the tokens; a third
 // one has all it wants.
 func TestFairness(t *testing.T) {
-	w := &Workload{Tenants: 3}
+	w := &traces.Workload{Tenants: 3}
 	tl := newTally(plain(), &Config{Workload: w, Width: 1, Warm: time.Second, Span: 20 * time.Second})
 	var all []outcome
 	for _, at := range []time.Duration{2 * time.Second, 15 * time.Second} {
 		for tenant, outputs := range []int{1, 2, 1} {
 			for out := 1; out <= outputs; out++ {
-				tl.served(at, &visit{arrival: arrival{Request: Request{Prompt: 98}, tenant: tenant}, out: 1})
+				tl.served(at, &visit{Arrival: traces.Arrival{Request: traces.Request{Prompt: 98}, Tenant: tenant}, out: 1})
 			}
-			o := outcome{arrival: arrival{Request: Request{At: at, Prompt: 98}, tenant: tenant}, served: tenant == 2}
+			o := outcome{Arrival: traces.Arrival{Request: traces.Request{At: at, Prompt: 98}, Tenant: tenant}, served: tenant == 2}
 			all = append(all, o)
 		}
 	}
@@ -65,7 +67,7 @@ func TestAbuser(t *testing.T) {
 	for _, g := range r.Tenants {
 		sum += g
 	}
-	if len(r.Tenants) != tenantCount || sum < 0.99*r.Goodput || sum > 1.01*r.Goodput {
+	if len(r.Tenants) != cfg.Workload.Tenants || sum < 0.99*r.Goodput || sum > 1.01*r.Goodput {
 		t.Errorf("tenants %v, together %g of %g", r.Tenants, sum, r.Goodput)
 	}
 	if f := r.Fairness; f.Without[0] != 0 || f.OthersKept > 1.05 || f.OthersKept <= 0 || f.Bound != 2*2*160_000 {

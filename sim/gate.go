@@ -10,6 +10,7 @@ import (
 	"penstock/reason"
 	"penstock/registry/door"
 	"penstock/scheduler"
+	"penstock/sim/random"
 )
 
 // What production configures: gateway's limits and the defaults of agent's room.
@@ -116,16 +117,16 @@ func newGate(w *world, law scheduler.Law, oracle, alone bool) (*gate, error) {
 
 // arrive is gateway's way in: price, door, lane.
 func (g *gate) arrive(v *visit) {
-	w, l := g.w, g.lanes[v.tenant]
+	w, l := g.w, g.lanes[v.Tenant]
 	t := &ticket{v: v, line: l.emptiest()}
 	v.ticket = t
 	t.req = scheduler.Request{
 		Hash: v.hash, PromptTokens: v.guessed(), SafePrompt: v.Prompt, Sequences: 1, Stream: true,
-		ExpectedOut: g.prices.Output(cost.ClassOf(l.key), 0), Tenant: uint64(v.tenant), Class: mix(1, uint64(v.tenant)) | 1, Model: 1,
+		ExpectedOut: g.prices.Output(cost.ClassOf(l.key), 0), Tenant: uint64(v.Tenant), Class: random.Mix(1, uint64(v.Tenant)) | 1, Model: 1,
 		Opened: w.time(), Deadline: w.time().Add(deadline), SLOTTFT: sloTTFT, SLOTPOT: sloTPOT,
 	}
 	limit := deadline
-	if v.low {
+	if v.Low {
 		t.req.Tier, t.req.SLOTTFT, t.req.Deadline = l.rank, lowLimit, w.time().Add(lowLimit)
 		limit = lowLimit
 	}
@@ -135,7 +136,7 @@ func (g *gate) arrive(v *visit) {
 	t.tokens = t.req.PromptTokens + t.req.ExpectedOut
 	rate, firstToken := g.drain()
 	a, f := g.door.Judge(&door.Visitor{
-		ID: strconv.FormatUint(v.hash, 16), Lane: l.key, Rank: l.rank, Fingerprint: mix(2, uint64(v.origin)) | 1, Tokens: t.tokens,
+		ID: strconv.FormatUint(v.hash, 16), Lane: l.key, Rank: l.rank, Fingerprint: random.Mix(2, uint64(v.origin)) | 1, Tokens: t.tokens,
 		Limit: min(max(t.req.SLOTTFT-firstToken, leastLimit), limit), Own: l.own, Rate: rate,
 	}, w.time())
 	if a.Reason != reason.OK {

@@ -6,6 +6,7 @@ import (
 
 	"penstock/scheduler"
 	"penstock/sim/engine"
+	"penstock/sim/traces"
 )
 
 // sloGap is the longest pause between two tokens that is still good.
@@ -78,7 +79,7 @@ type tally struct {
 }
 
 func newTally(p *Profile, c *Config) *tally {
-	t := &tally{profile: p, tenants: c.Workload.Tenants, tiers: c.Workload.tiers(), width: c.Width, warm: c.Warm, span: c.Span, verdicts: map[string]int{}}
+	t := &tally{profile: p, tenants: c.Workload.Tenants, tiers: tiersOf(c.Workload), width: c.Width, warm: c.Warm, span: c.Span, verdicts: map[string]int{}}
 	if t.tenants > 1 {
 		t.service = make([][]float64, t.tenants)
 		for i := range t.service {
@@ -129,7 +130,7 @@ func unloaded(c *engine.Config, prompt int) time.Duration {
 
 // outcome is what became of one request.
 type outcome struct {
-	arrival
+	traces.Arrival
 	good, own, served, refused bool // own: good where the own prefill is not counted
 	tokens, ownTokens          int
 	ran                        *visit // its last attempt that an engine took
@@ -137,7 +138,7 @@ type outcome struct {
 }
 
 // outcomes are those of the measured span, and the delays that their attempts saw.
-func (t *tally) outcomes(w *world, arrivals []arrival) (all []outcome, ttft, gaps []time.Duration) {
+func (t *tally) outcomes(w *world, arrivals []traces.Arrival) (all []outcome, ttft, gaps []time.Duration) {
 	first, past := 0, 0 // arrivals are in order
 	for i := range arrivals {
 		if arrivals[i].At < t.warm {
@@ -149,10 +150,10 @@ func (t *tally) outcomes(w *world, arrivals []arrival) (all []outcome, ttft, gap
 	}
 	all = make([]outcome, past-first)
 	for i := range all {
-		all[i].arrival, all[i].refused = arrivals[first+i], first+i < len(t.turned) && t.turned[first+i]
+		all[i].Arrival, all[i].refused = arrivals[first+i], first+i < len(t.turned) && t.turned[first+i]
 	}
 	for _, v := range w.visits {
-		if v.origin < first || v.origin >= past || v.low {
+		if v.origin < first || v.origin >= past || v.Low {
 			continue
 		}
 		o := &all[v.origin-first]
@@ -174,11 +175,11 @@ func (t *tally) outcomes(w *world, arrivals []arrival) (all []outcome, ttft, gap
 			o.own, o.ownTokens = true, v.Prompt+v.out
 		}
 	}
-	return slices.DeleteFunc(all, func(o outcome) bool { return o.low }), ttft, gaps
+	return slices.DeleteFunc(all, func(o outcome) bool { return o.Low }), ttft, gaps
 }
 
 // figures is the sum of a world that has run.
-func (t *tally) figures(w *world, arrivals []arrival) Figures {
+func (t *tally) figures(w *world, arrivals []traces.Arrival) Figures {
 	all, ttft, gaps := t.outcomes(w, arrivals)
 	f := Figures{Verdicts: t.verdicts, TTFTp50: quantile(ttft, .5), TTFTp99: quantile(ttft, .99), GapP99: quantile(gaps, .99)}
 	if t.tenants > 1 && t.tiers == nil {
@@ -209,7 +210,7 @@ func (t *tally) figures(w *world, arrivals []arrival) Figures {
 			good++
 			tokens += o.tokens
 			if f.Tenants != nil {
-				f.Tenants[o.tenant]++
+				f.Tenants[o.Tenant]++
 			}
 		case o.served:
 		case o.refused:

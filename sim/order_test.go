@@ -23,7 +23,7 @@ func TestAbuserCostsOthersLittle(t *testing.T) {
 // first tier hardly notices.
 func TestBacklogDrains(t *testing.T) {
 	cfg := short(t, "tiers", "prefill-bound", "forecast")
-	cfg.Workload.low = 6000
+	cfg.Workload.Low = 6000
 	cfg.Shifts, cfg.Loads, cfg.Warm, cfg.Span, cfg.Clients = 1, []float64{0.5}, 20*time.Second, 90*time.Second, Clients{}
 	l := replay(t, cfg)[0].Low
 	if l.Answered != 6000 || l.Drained > 90 || l.TTFT > 1.1 {

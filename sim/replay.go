@@ -9,12 +9,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"penstock/sim/random"
+	"penstock/sim/traces"
+
 	"golang.org/x/sync/errgroup"
 )
 
 // Config is one workload on one profile, under some policies and loads.
 type Config struct {
-	Workload *Workload
+	Workload *traces.Workload
 	Profile  *Profile
 	Policies []Policy
 	Loads    []float64 // offered requests over the engines' capacity
@@ -116,8 +119,8 @@ func Run(ctx context.Context, cfg Config, progress func(done, all int)) ([]Row, 
 	}
 	profile := *cfg.Profile
 	profile.Engine.PrefixTokens = 0
-	if cfg.Prefix && prefixPart%profile.Engine.BlockSize == 0 {
-		profile.Engine.PrefixTokens = prefixPart
+	if cfg.Prefix && traces.PrefixPart%profile.Engine.BlockSize == 0 {
+		profile.Engine.PrefixTokens = traces.PrefixPart
 	}
 	cfg.Profile = &profile
 	c, err := measureCapacity(&cfg)
@@ -174,8 +177,8 @@ func measureCapacity(cfg *Config) (capacity, error) {
 func (c *Config) end() time.Duration { return c.Warm + c.Span + Tail }
 
 // arrivals at rate; what the model could not hold is cut to fit.
-func (c *Config) arrivals(rate float64, shift int) []arrival {
-	a := c.Workload.arrivals(rate, c.end(), c.Seed, shift, c.Shifts)
+func (c *Config) arrivals(rate float64, shift int) []traces.Arrival {
+	a := c.Workload.Arrivals(rate, c.end(), c.Seed, shift, c.Shifts)
 	most := c.Profile.Engine.MaxModelLen
 	for i := range a {
 		a[i].Prompt = min(a[i].Prompt, most-1)
@@ -213,14 +216,14 @@ func (c *cell) run(shift int) error {
 		f.Recover = &r
 	}
 	if c.cfg.Workload.Abuser {
-		others := slices.DeleteFunc(slices.Clone(arrivals), func(a arrival) bool { return a.tenant == 0 })
+		others := slices.DeleteFunc(slices.Clone(arrivals), func(a traces.Arrival) bool { return a.Tenant == 0 })
 		t0, w0, err := c.play(shift, others)
 		if err != nil {
 			return err
 		}
 		f.Fairness.compare(f.Tenants, t0.figures(w0, others).Tenants)
 	}
-	if c.cfg.Workload.low > 0 {
+	if c.cfg.Workload.Low > 0 {
 		_, w0, err := c.play(shift, usual)
 		if err != nil {
 			return err
@@ -232,13 +235,13 @@ func (c *cell) run(shift int) error {
 }
 
 // play is one world from beginning to end.
-func (c *cell) play(shift int, arrivals []arrival) (*tally, *world, error) {
+func (c *cell) play(shift int, arrivals []traces.Arrival) (*tally, *world, error) {
 	p := *c.cfg.Profile
 	if c.setting.engine != nil {
 		c.setting.engine(&p.Engine)
 	}
 	t := newTally(&p, c.cfg)
-	w, err := newWorld(t, c.cfg.Clients, mix(c.cfg.Seed, uint64(shift)))
+	w, err := newWorld(t, c.cfg.Clients, random.Mix(c.cfg.Seed, uint64(shift)))
 	if err != nil {
 		return nil, nil, err
 	}

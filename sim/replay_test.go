@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"penstock/sim/traces"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -17,7 +19,7 @@ func short(t *testing.T, workload, profile string, policies ...string) Config {
 	t.Helper()
 	cfg := DefaultConfig()
 	var err error
-	if cfg.Workload, err = Load(workload); err != nil {
+	if cfg.Workload, err = traces.Load(workload); err != nil {
 		t.Fatal(err)
 	}
 	if cfg.Profile, err = LoadProfile(profile); err != nil {
@@ -118,7 +120,7 @@ func TestScenarios(t *testing.T) {
 // A backlog behind a tier is worked off, and each of its requests ends once.
 func TestTiers(t *testing.T) {
 	cfg := short(t, "tiers", "kv-bound", "forecast")
-	cfg.Workload.low = 1000
+	cfg.Workload.Low = 1000
 	cfg.Shifts, cfg.Loads = 1, []float64{0.5}
 	r := replay(t, cfg)[0]
 	if l := r.Low; l.Answered+l.Refused+l.Left != 1000 || l.Answered < 990 || l.Drained <= 0 || l.TTFT < 0.9 {
@@ -196,7 +198,7 @@ func BenchmarkReplay(b *testing.B) {
 	for _, profile := range Profiles() {
 		b.Run(profile, func(b *testing.B) {
 			cfg := DefaultConfig()
-			cfg.Workload, _ = Load("conv")
+			cfg.Workload, _ = traces.Load("conv")
 			cfg.Profile, _ = LoadProfile(profile)
 			cfg.Policies, _ = FindPolicies([]string{"forecast"})
 			c, err := measureCapacity(&cfg)

@@ -6,16 +6,17 @@ import (
 	"time"
 
 	"penstock/scheduler"
+	"penstock/sim/random"
+	"penstock/sim/traces"
 )
 
 // The workload "tiers": a first tier's conversations, and within 10 s from the start of
 // the measured span a second tier's backlog of short jobs, each of which may start within
 // ten minutes.
 const (
-	lowRequests = 20_000
-	lowArrive   = 10 * time.Second
-	lowLimit    = 10 * time.Minute
-	lowCeiling  = 0.02 // of the KV tokens: 40 of these jobs on the smallest profile
+	lowArrive  = 10 * time.Second
+	lowLimit   = 10 * time.Minute
+	lowCeiling = 0.02 // of the KV tokens: 40 of these jobs on the smallest profile
 )
 
 // LowTier is what becomes of the backlog of the workload "tiers", whose other figures
@@ -28,9 +29,9 @@ type LowTier struct {
 	TTFT     float64 `json:"ttft_p99_ratio"` // of the first tier's requests until then, over that of the same ones without the backlog
 }
 
-// tiers are the gate's, none for one.
-func (w *Workload) tiers() []scheduler.Tier {
-	if w.low == 0 {
+// tiersOf are the gate's, none for one.
+func tiersOf(w *traces.Workload) []scheduler.Tier {
+	if w.Low == 0 {
 		return nil
 	}
 	return []scheduler.Tier{
@@ -40,17 +41,17 @@ func (w *Workload) tiers() []scheduler.Tier {
 }
 
 // backlog adds the second tier's requests.
-func (c *Config) backlog(usual []arrival) []arrival {
-	if c.Workload.low == 0 {
+func (c *Config) backlog(usual []traces.Arrival) []traces.Arrival {
+	if c.Workload.Low == 0 {
 		return usual
 	}
 	all := slices.Clone(usual)
-	for i := range c.Workload.low {
-		h := mix(c.Seed+2, uint64(i))
-		at := c.Warm + lowArrive*time.Duration(i)/time.Duration(c.Workload.low)
-		all = append(all, arrival{Request: Request{At: at, Prompt: 32 + int(h%65), Output: 4 + int(h>>8%9)}, tenant: 1, guess: 1, low: true})
+	for i := range c.Workload.Low {
+		h := random.Mix(c.Seed+2, uint64(i))
+		at := c.Warm + lowArrive*time.Duration(i)/time.Duration(c.Workload.Low)
+		all = append(all, traces.Arrival{Request: traces.Request{At: at, Prompt: 32 + int(h%65), Output: 4 + int(h>>8%9)}, Tenant: 1, Guess: 1, Low: true})
 	}
-	slices.SortStableFunc(all, func(a, b arrival) int { return cmp.Compare(a.At, b.At) })
+	slices.SortStableFunc(all, func(a, b traces.Arrival) int { return cmp.Compare(a.At, b.At) })
 	return all
 }
 
@@ -60,7 +61,7 @@ func (t *tally) lowTier(w, without *world) *LowTier {
 	var last time.Duration
 	for _, v := range w.visits {
 		switch {
-		case !v.low:
+		case !v.Low:
 		case v.phase == over:
 			l.Answered++
 			last = max(last, v.last)
@@ -76,7 +77,7 @@ func (t *tally) lowTier(w, without *world) *LowTier {
 	p99 := func(w *world) float64 {
 		var ttft []time.Duration
 		for _, v := range w.visits {
-			if !v.low && v.first > 0 && v.At >= t.warm && v.At < last {
+			if !v.Low && v.first > 0 && v.At >= t.warm && v.At < last {
 				ttft = append(ttft, v.first-v.sent)
 			}
 		}

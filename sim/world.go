@@ -9,6 +9,8 @@ import (
 
 	"penstock/scheduler"
 	"penstock/sim/engine"
+	"penstock/sim/random"
+	"penstock/sim/traces"
 )
 
 // Delays of the world, the same for every policy. The poll is penstock's own; a
@@ -41,7 +43,7 @@ type front interface {
 
 // visit is one attempt of a request.
 type visit struct {
-	arrival
+	traces.Arrival
 	origin int    // index of the request
 	try    int    // from 0
 	id     uint64 // its index in world.visits
@@ -67,7 +69,7 @@ const (
 )
 
 // guessed is the prompt as estimated from the body.
-func (v *visit) guessed() int { return max(int(float64(v.Prompt)*v.guess), 1) }
+func (v *visit) guessed() int { return max(int(float64(v.Prompt)*v.Guess), 1) }
 
 // world is clients, a front and engines.
 type world struct {
@@ -119,11 +121,11 @@ func (w *world) at(t time.Duration, f func()) { w.events.push(max(t, w.now), f) 
 func (w *world) after(d time.Duration, f func()) { w.at(w.now+d, f) }
 
 // run plays arrivals until end.
-func (w *world) run(arrivals []arrival, end time.Duration) {
+func (w *world) run(arrivals []traces.Arrival, end time.Duration) {
 	next := 0
 	var arrive func()
 	arrive = func() {
-		w.send(&visit{arrival: arrivals[next], origin: next})
+		w.send(&visit{Arrival: arrivals[next], origin: next})
 		if next++; next < len(arrivals) {
 			w.at(arrivals[next].At, arrive)
 		}
@@ -141,10 +143,10 @@ func (w *world) run(arrivals []arrival, end time.Duration) {
 
 func (w *world) send(v *visit) {
 	v.id, v.sent = uint64(len(w.visits)), w.now
-	v.hash = mix(w.seed, v.id)
+	v.hash = random.Mix(w.seed, v.id)
 	w.visits = append(w.visits, v)
 	w.tally.sent(v)
-	if w.clients.Patience > 0 && !v.low {
+	if w.clients.Patience > 0 && !v.Low {
 		w.after(w.clients.Patience, func() { w.leave(v) })
 	}
 	w.front.arrive(v)
@@ -180,10 +182,10 @@ func (w *world) again(v *visit, retry time.Duration) {
 	if v.try >= w.clients.Retries {
 		return
 	}
-	if retry == 0 || fraction(mix(w.seed+1, uint64(v.origin))) >= w.clients.Obey {
-		retry = time.Duration((0.5 + fraction(v.hash)) * float64(time.Second<<v.try))
+	if retry == 0 || random.Fraction(random.Mix(w.seed+1, uint64(v.origin))) >= w.clients.Obey {
+		retry = time.Duration((0.5 + random.Fraction(v.hash)) * float64(time.Second<<v.try))
 	}
-	w.after(retry, func() { w.send(&visit{arrival: v.arrival, origin: v.origin, try: v.try + 1}) })
+	w.after(retry, func() { w.send(&visit{Arrival: v.Arrival, origin: v.origin, try: v.try + 1}) })
 }
 
 // submit sends a visit to an engine.

@@ -6,6 +6,7 @@ import (
 
 	"penstock/scheduler"
 	"penstock/sim/engine"
+	"penstock/sim/traces"
 )
 
 // plain is an engine whose steps are easy to add up.
@@ -23,7 +24,7 @@ func built(t *testing.T, p *Profile, c Clients, tenants int, policy string) *wor
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := newWorld(newTally(p, &Config{Workload: &Workload{Tenants: tenants}, Width: 1, Span: time.Hour}), c, 1)
+	w, err := newWorld(newTally(p, &Config{Workload: &traces.Workload{Tenants: tenants}, Width: 1, Span: time.Hour}), c, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,8 +35,8 @@ func built(t *testing.T, p *Profile, c Clients, tenants int, policy string) *wor
 	return w
 }
 
-func one(at time.Duration, prompt, output int) arrival {
-	return arrival{Request: Request{At: at, Prompt: prompt, Output: output}, guess: 1}
+func one(at time.Duration, prompt, output int) traces.Arrival {
+	return traces.Arrival{Request: traces.Request{At: at, Prompt: prompt, Output: output}, Guess: 1}
 }
 
 // One request on an idle engine: 500 prompt tokens take a step of 60 ms, four more
@@ -44,7 +45,7 @@ func TestOneRequest(t *testing.T) {
 	for _, policy := range []string{"none", "forecast"} {
 		t.Run(policy, func(t *testing.T) {
 			w := built(t, plain(), Clients{}, 1, policy)
-			w.run([]arrival{one(time.Second, 500, 5)}, 10*time.Second)
+			w.run([]traces.Arrival{one(time.Second, 500, 5)}, 10*time.Second)
 			v := w.visits[0]
 			if want := dispatch + 60*time.Millisecond + relay; v.first-v.sent != want {
 				t.Errorf("first token after %v, want %v", v.first-v.sent, want)
@@ -52,7 +53,7 @@ func TestOneRequest(t *testing.T) {
 			if v.out != 5 || v.phase != over || v.gap != 10*time.Millisecond || v.last-v.first != 40*time.Millisecond {
 				t.Errorf("%d tokens, phase %d, gap %v, from first to last %v", v.out, v.phase, v.gap, v.last-v.first)
 			}
-			if f := w.tally.figures(w, []arrival{v.arrival}); f.Attainment != 1 || f.TokenGoodput*3600 < 504 {
+			if f := w.tally.figures(w, []traces.Arrival{v.Arrival}); f.Attainment != 1 || f.TokenGoodput*3600 < 504 {
 				t.Errorf("figures %+v", f)
 			}
 		})
@@ -63,7 +64,7 @@ func TestOneRequest(t *testing.T) {
 // comes back.
 func TestPatience(t *testing.T) {
 	w := built(t, plain(), Clients{Patience: 200 * time.Millisecond, Retries: 1}, 1, "none")
-	w.run([]arrival{one(0, 4000, 2), one(time.Millisecond, 100, 2)}, 20*time.Second)
+	w.run([]traces.Arrival{one(0, 4000, 2), one(time.Millisecond, 100, 2)}, 20*time.Second)
 	if len(w.visits) != 4 {
 		t.Fatalf("%d visits, want each of two to come twice", len(w.visits))
 	}
@@ -86,7 +87,7 @@ func TestPatience(t *testing.T) {
 // TestEverythingEnds: with clients that go away and come back, every attempt ends
 // once, and afterwards neither ledger, nor door, nor lanes hold anything.
 func TestEverythingEnds(t *testing.T) {
-	w0, err := Load("tenants")
+	w0, err := traces.Load("tenants")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +96,7 @@ func TestEverythingEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Speeds = []float64{1, 1}
-	arrivals := w0.arrivals(40, 30*time.Second, 3, 0, 1)
+	arrivals := w0.Arrivals(40, 30*time.Second, 3, 0, 1)
 	for _, policy := range Policies() {
 		t.Run(policy, func(t *testing.T) {
 			w := built(t, p, Clients{Patience: 3 * time.Second, Retries: 2}, w0.Tenants, policy)
@@ -169,7 +170,7 @@ func TestEventsInOrder(t *testing.T) {
 // that ride along.
 func TestSaturate(t *testing.T) {
 	p := plain()
-	c, err := saturate(p, []arrival{one(0, 990, 10)}, 10*time.Second, 60*time.Second)
+	c, err := saturate(p, []traces.Arrival{one(0, 990, 10)}, 10*time.Second, 60*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +188,7 @@ func TestLawsDiffer(t *testing.T) {
 		t.Error("law-watermark knows lengths")
 	}
 	w = built(t, plain(), Clients{}, 1, "oracle")
-	w.front.arrive(&visit{arrival: one(0, 10, 77), hash: 5})
+	w.front.arrive(&visit{Arrival: one(0, 10, 77), hash: 5})
 	if r := w.front.(*gate).lanes[0].lines[0].deciding.req; r.ExpectedOut != 77 || r.Class != 0 || r.PromptTokens != 10 {
 		t.Errorf("the oracle's request is %+v", r)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"penstock/sim"
 	"penstock/sim/report"
+	"penstock/sim/traces"
 )
 
 // replayNames are what the command's flags name.
@@ -63,7 +64,7 @@ func newSimReplay() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay",
 		Short: "Replay a trace in virtual time and compare ways to let requests in",
-		Long:  fmt.Sprintf(replayHelp, strings.Join(sim.Workloads(), ", "), strings.Join(sim.Profiles(), ", ")),
+		Long:  fmt.Sprintf(replayHelp, strings.Join(traces.Workloads(), ", "), strings.Join(sim.Profiles(), ", ")),
 		Example: `  penstock sim replay
   penstock sim replay --trace mooncake --profile prefill-bound --policy all --load 1,2 -o json
   penstock sim replay --trace my.csv --profile my-gpu.yaml --policy forecast,vllm-caps -o svg > goodput.svg`,
@@ -83,7 +84,7 @@ func newSimReplay() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&names.workloads, "trace", []string{"conv"}, "workloads: "+strings.Join(sim.Workloads(), ", ")+", or trace files")
+	f.StringSliceVar(&names.workloads, "trace", []string{"conv"}, "workloads: "+strings.Join(traces.Workloads(), ", ")+", or trace files")
 	f.StringSliceVar(&names.profiles, "profile", []string{"kv-bound"}, "engines: "+strings.Join(sim.Profiles(), ", ")+", or YAML files")
 	f.StringSliceVar(&names.policies, "policy", []string{"forecast", "law-watermark", "oracle", "none", "watermark-ttl", "vllm-caps"}, "all, or some of: "+strings.Join(sim.Policies(), ", "))
 	f.Float64SliceVar(&cfg.Loads, "load", cfg.Loads, "offered requests over what the engines can do")
@@ -114,7 +115,7 @@ func (n *replayNames) load(cfg sim.Config) (runs []sim.Config, err error) {
 		return nil, usage("--burst: %w", err)
 	}
 	for _, workload := range n.workloads {
-		if cfg.Workload, err = sim.Load(workload); err != nil {
+		if cfg.Workload, err = traces.Load(workload); err != nil {
 			return nil, usage("--trace: %w", err)
 		}
 		for _, profile := range n.profiles {

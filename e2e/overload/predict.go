@@ -10,6 +10,7 @@ import (
 
 	"penstock/load"
 	"penstock/sim"
+	"penstock/sim/traces"
 )
 
 // fromFirst is a seed under which sim begins a trace with its first request.
@@ -33,7 +34,7 @@ func (o *options) predict(arrivals []load.Arrival) error {
 	cfg := sim.DefaultConfig()
 	cfg.Seed, cfg.Shifts, cfg.Warm, cfg.Span = fromFirst, 1, o.warm, o.span
 	cfg.Clients.Patience, cfg.Clients.Retries = o.patience, o.retries
-	if cfg.Workload, err = sim.Load(trace); err != nil {
+	if cfg.Workload, err = traces.Load(trace); err != nil {
 		return err
 	}
 	if cfg.Profile, err = sim.LoadProfile(o.profile); err != nil {

@@ -1,4 +1,4 @@
-package sim
+package traces
 
 import (
 	"cmp"
@@ -8,19 +8,21 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"penstock/sim/random"
 )
 
-// The traces that come with the program; traces/README.md says whose they are.
+// The traces that come with the program; README.md says whose they are.
 //
-//go:embed traces/azure_llm_2023_conv.csv traces/azure_llm_2023_code.csv traces/mooncake_fast25_conversation.jsonl
-var traces embed.FS
+//go:embed azure_llm_2023_conv.csv azure_llm_2023_code.csv mooncake_fast25_conversation.jsonl
+var files embed.FS
 
 // Workload is who sends requests of which lengths.
 type Workload struct {
 	Name    string
 	Tenants int
 	Abuser  bool // tenant 0 sends far more than its part
-	low     int  // requests of a second tier, whose tenant is 1
+	Low     int  // requests of a second tier, whose tenant is 1; who plays the workload sends them
 	streams []stream
 }
 
@@ -61,7 +63,7 @@ func Load(name string) (*Workload, error) {
 		return tenants(conv, code)
 	case "tiers":
 		w, err := one(conv, 1)
-		w.Tenants, w.low = 2, lowRequests
+		w.Tenants, w.Low = 2, lowRequests
 		return w, err
 	}
 	f, err := os.Open(name)
@@ -77,7 +79,7 @@ func Load(name string) (*Workload, error) {
 }
 
 func included(file string) (Trace, error) {
-	f, err := traces.Open("traces/" + file)
+	f, err := files.Open(file)
 	if err != nil {
 		return nil, err
 	}
@@ -88,6 +90,7 @@ func included(file string) (Trace, error) {
 const (
 	tenantCount = 8
 	abuserTimes = 10
+	lowRequests = 20_000
 )
 
 func tenants(conv, code string) (*Workload, error) {
@@ -113,34 +116,34 @@ func tenants(conv, code string) (*Workload, error) {
 	return w, nil
 }
 
-// arrival is one request on its way to a simulated world.
-type arrival struct {
+// Arrival is one request on its way to a simulated world.
+type Arrival struct {
 	Request
-	tenant int
-	guess  float64 // the estimated prompt over the true one
-	extra  bool    // of a burst
-	low    bool    // of the second tier
+	Tenant int
+	Guess  float64 // the estimated prompt over the true one
+	Extra  bool    // of a burst
+	Low    bool    // of the second tier
 }
 
-// arrivals is what comes within span at rate requests per second: a piece of each
+// Arrivals is what comes within span at rate requests per second: a piece of each
 // trace, its pauses stretched or shortened alike so that it lasts that long. shift of
 // shifts says where in the trace it begins; a trace that ends goes on from its start.
-func (w *Workload) arrivals(rate float64, span time.Duration, seed uint64, shift, shifts int) []arrival {
-	var out []arrival
+func (w *Workload) Arrivals(rate float64, span time.Duration, seed uint64, shift, shifts int) []Arrival {
+	var out []Arrival
 	for i := range w.streams {
 		s := &w.streams[i]
-		begin := fraction(mix(seed, uint64(i))) + float64(shift)/float64(shifts)
+		begin := random.Fraction(random.Mix(seed, uint64(i))) + float64(shift)/float64(shifts)
 		first := int(begin*float64(len(s.trace))) % len(s.trace)
 		out = s.piece(out, first, max(int(math.Round(rate*s.share*span.Seconds())), 1), span)
 	}
-	slices.SortStableFunc(out, func(a, b arrival) int { return cmp.Compare(a.At, b.At) })
+	slices.SortStableFunc(out, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
 	for i := range out {
-		out[i].guess = 0.9 + 0.2*fraction(mix(seed+1, uint64(i)))
+		out[i].Guess = 0.9 + 0.2*random.Fraction(random.Mix(seed+1, uint64(i)))
 	}
 	return out
 }
 
-func (s *stream) piece(out []arrival, first, n int, span time.Duration) []arrival {
+func (s *stream) piece(out []Arrival, first, n int, span time.Duration) []Arrival {
 	length := s.trace.span() + s.trace.span()/time.Duration(len(s.trace))
 	at := func(i int) time.Duration {
 		i += first
@@ -150,31 +153,20 @@ func (s *stream) piece(out []arrival, first, n int, span time.Duration) []arriva
 	for i := range n {
 		r := s.trace[(first+i)%len(s.trace)]
 		r.At, r.Output = time.Duration(float64(at(i)-at(0))*stretch), r.Output*s.outputs
-		r.Prefix = lap(r.Prefix, (first+i)/len(s.trace))
-		out = append(out, arrival{Request: r, tenant: s.tenant})
+		r.Prefix = Lap(r.Prefix, (first+i)/len(s.trace))
+		out = append(out, Arrival{Request: r, Tenant: s.tenant})
 	}
 	return out
 }
 
-// lap makes the ids of a trace played once more new ones.
-func lap(ids []uint64, n int) []uint64 {
+// Lap makes the ids of a trace played once more new ones.
+func Lap(ids []uint64, n int) []uint64 {
 	if n == 0 || len(ids) == 0 {
 		return ids
 	}
 	again := make([]uint64, len(ids))
 	for i, id := range ids {
-		again[i] = mix(id, uint64(n))
+		again[i] = random.Mix(id, uint64(n))
 	}
 	return again
 }
-
-// mix spreads two numbers over 64 bits (splitmix64's finaliser).
-func mix(a, n uint64) uint64 {
-	x := a + (n+1)*0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
-// fraction is a number in 0..1 from a hash.
-func fraction(h uint64) float64 { return float64(h>>11) / (1 << 53) }

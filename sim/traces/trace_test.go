@@ -1,4 +1,4 @@
-package sim
+package traces
 
 import (
 	"strings"
@@ -93,7 +93,7 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 		w := Workload{Name: "fuzz", Tenants: 1, streams: []stream{{trace: trace, share: 1, outputs: 1}}}
-		for _, a := range w.arrivals(1, 10*time.Second, 1, 0, 1) {
+		for _, a := range w.Arrivals(1, 10*time.Second, 1, 0, 1) {
 			if a.At < 0 || a.At >= 10*time.Second+time.Millisecond {
 				t.Fatalf("arrival at %v of 10s", a.At)
 			}
@@ -110,9 +110,9 @@ func TestWorkloads(t *testing.T) {
 			}
 			const rate, span = 20.0, 100 * time.Second
 			byTenant := make([]int, w.Tenants)
-			a := w.arrivals(rate, span, 1, 0, 3)
+			a := w.Arrivals(rate, span, 1, 0, 3)
 			for i, r := range a {
-				byTenant[r.tenant]++
+				byTenant[r.Tenant]++
 				if i > 0 && r.At < a[i-1].At || r.At >= span {
 					t.Fatalf("request %d arrives at %v after %v", i, r.At, a[i-1].At)
 				}
@@ -123,7 +123,7 @@ func TestWorkloads(t *testing.T) {
 			if w.Abuser && (byTenant[0] < 9*byTenant[1] || byTenant[0] > 11*byTenant[1]) {
 				t.Errorf("the abuser sends %d, another %d; want ten times as much", byTenant[0], byTenant[1])
 			}
-			if cmp.Equal(a[0].Request, w.arrivals(rate, span, 1, 1, 3)[0].Request) && cmp.Equal(a[1].Request, w.arrivals(rate, span, 1, 1, 3)[1].Request) {
+			if cmp.Equal(a[0].Request, w.Arrivals(rate, span, 1, 1, 3)[0].Request) && cmp.Equal(a[1].Request, w.Arrivals(rate, span, 1, 1, 3)[1].Request) {
 				t.Error("another shift begins at the same place")
 			}
 		})

@@ -1,4 +1,6 @@
-package sim
+// Package traces is who sends requests, when and of which lengths: recorded traces, and
+// the workloads that are made of those that come with the program.
+package traces
 
 import (
 	"bufio"
@@ -21,15 +23,17 @@ const (
 	mostTime   = 10 * 365 * 24 * time.Hour
 	mostLine   = 1 << 20         // bytes of one line of jsonl
 	mostSpread = 3 * time.Second // the step of Mooncake's conversation stamps
-	prefixPart = 512             // tokens of each of its hash ids
 )
+
+// PrefixPart is how many tokens each of Mooncake's hash ids stands for.
+const PrefixPart = 512
 
 // Request is one line of a trace.
 type Request struct {
 	At     time.Duration // since the first request
 	Prompt int           // tokens
 	Output int           // tokens
-	Prefix []uint64      // ids of the prompt's parts of 512 tokens; nil = not known
+	Prefix []uint64      // ids of the prompt's parts of PrefixPart tokens; nil = not known
 }
 
 // Trace is requests in the order of their arrival, the first at 0.
@@ -156,7 +160,7 @@ func readLines(r io.Reader) (t Trace, err error) {
 		if !(*row.Timestamp >= 0 && *row.Timestamp < float64(mostTime.Milliseconds())) {
 			return nil, fmt.Errorf("line %d: timestamp %g is out of range", n, *row.Timestamp)
 		}
-		if (len(row.Prefix)-1)*prefixPart >= *row.Input {
+		if (len(row.Prefix)-1)*PrefixPart >= *row.Input {
 			row.Prefix = nil
 		}
 		if t, err = add(t, Request{time.Duration(*row.Timestamp * float64(time.Millisecond)), *row.Input, *row.Output, row.Prefix}); err != nil {
