@@ -133,7 +133,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	}
 	g := &Gateway{
 		cfg: cfg, deps: deps, metrics: m,
-		directory: directory.New(deps.Directory, deps.Rows),
+		directory: directory.New(deps.Directory, deps.Rows, deps.Cause),
 		refusals:  refuse.Table{Saturated: cfg.SaturatedStatus},
 		prices:    prices{estimate: estimate},
 		sends:     sends{next: map[lane.Key]time.Time{}},

@@ -39,7 +39,7 @@ func (g *Gateway) noEngine(model, pool string, known []registry.Engine, now time
 		return f
 	}
 	newest := slices.MaxFunc(known, func(a, b registry.Engine) int { return a.Seen.Compare(b.Seen) })
-	why := g.cause(&newest, now)
+	why := g.directory.Cause(&newest, now)
 	if age := now.Sub(newest.Seen); age > directory.Gone {
 		if why != "" {
 			why = ": " + why

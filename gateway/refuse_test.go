@@ -223,7 +223,7 @@ func TestRefusedRequests(t *testing.T) {
 
 // TestWaterWithoutRows: the law "watermark" refuses half while no row counts.
 func TestWaterWithoutRows(t *testing.T) {
-	d := directory.New(nil, func() []fleet.Row { return nil })
+	d := directory.New(nil, func() []fleet.Row { return nil }, nil)
 	refused := 0
 	for i := range 1000 {
 		if f := water(d, "q", "", fmt.Sprint(i), time.Unix(1000, 0)); f != nil {

@@ -1,15 +1,11 @@
 package gateway
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"penstock/gateway/directory"
 	"penstock/gateway/journal"
-	"penstock/reason"
-	"penstock/registry"
 )
 
 // shown bounds the models and the engines of a State.
@@ -17,17 +13,17 @@ const shown = 100
 
 // State is what the gateway knows, for /debug/state. Times are seconds.
 type State struct {
-	Ready     bool              `json:"ready"`
-	Why       string            `json:"why,omitempty"` // not ready
-	Mailbox   Mailbox           `json:"mailbox"`
-	Requests  Requests          `json:"requests"`
-	Directory Directory         `json:"directory"`
-	Models    []directory.Model `json:"models"`  // the first in order of name
-	Engines   []Engine          `json:"engines"` // the first in order of name
-	Reasons   []journal.Reason  `json:"reasons"` // every reason so far, the most frequent first
-	Refused   []journal.Entry   `json:"refused"` // the last before the queue, newest first
-	Failed    []journal.Entry   `json:"failed"`  // the last that had been queued, newest first
-	Routed    []journal.Entry   `json:"routed"`  // the last that went through more than one lane, newest first
+	Ready     bool               `json:"ready"`
+	Why       string             `json:"why,omitempty"` // not ready
+	Mailbox   Mailbox            `json:"mailbox"`
+	Requests  Requests           `json:"requests"`
+	Directory Directory          `json:"directory"`
+	Models    []directory.Model  `json:"models"`  // the first in order of name
+	Engines   []directory.Engine `json:"engines"` // the first in order of name
+	Reasons   []journal.Reason   `json:"reasons"` // every reason so far, the most frequent first
+	Refused   []journal.Entry    `json:"refused"` // the last before the queue, newest first
+	Failed    []journal.Entry    `json:"failed"`  // the last that had been queued, newest first
+	Routed    []journal.Entry    `json:"routed"`  // the last that went through more than one lane, newest first
 }
 
 // Mailbox is where the events of this gateway's requests come to.
@@ -56,31 +52,6 @@ type Directory struct {
 	MoreEngines int `json:"more_engines,omitempty"`
 }
 
-// Engine is what the gateway knows of one engine: its entry in the directory and
-// its row.
-type Engine struct {
-	Node        string        `json:"node"`
-	Models      []string      `json:"models"`
-	Pool        string        `json:"pool,omitempty"`
-	MaxModelLen int           `json:"max_model_len,omitempty"`
-	State       reason.Reason `json:"state"`
-	Cause       string        `json:"cause,omitempty"`
-	Seen        float64       `json:"seen_seconds"` // since its entry was renewed; above 10 it counts as gone; -1 = it has none
-	Row         *Row          `json:"row,omitempty"`
-}
-
-// Row is an engine's fleet.Row.
-type Row struct {
-	State      reason.Reason `json:"state"`
-	Age        float64       `json:"age_seconds"` // above 1 it does not count
-	Running    int           `json:"running"`
-	Waiting    int           `json:"waiting"`
-	KV         float64       `json:"kv_usage_ratio"`
-	Freeness   int           `json:"free_tokens"`
-	DrainRate  float64       `json:"drain_tokens_per_second"`
-	FirstToken float64       `json:"first_token_seconds"`
-}
-
 // DebugState shows what the gateway knows. Any goroutine may call it; where the
 // directory was not read within the last second it reads it, for at most
 // directoryWait.
@@ -103,7 +74,7 @@ func (g *Gateway) DebugState() State {
 		s.Directory.Age = now.Sub(known.At).Seconds()
 	}
 	s.Models, s.Directory.MoreModels = first(g.directory.Models(known, now))
-	s.Engines, s.Directory.MoreEngines = first(g.engines(known, now))
+	s.Engines, s.Directory.MoreEngines = first(g.directory.Engines(known, now))
 	s.Reasons, s.Refused, s.Failed, s.Routed = g.journal.Show(now)
 	return s
 }
@@ -112,45 +83,4 @@ func (g *Gateway) DebugState() State {
 func first[T any](list []T) (head []T, more int) {
 	n := min(len(list), shown)
 	return list[:n], len(list) - n
-}
-
-// engines lists what is known of each engine, by name.
-func (g *Gateway) engines(known *directory.Reading, now time.Time) []Engine {
-	rows := g.directory.Rows("")
-	out := make([]Engine, 0, len(known.Engines))
-	for i := range known.Engines {
-		e := &known.Engines[i]
-		out = append(out, Engine{
-			Node: e.Node, Models: e.Models, Pool: e.Pool, MaxModelLen: e.MaxModelLen, State: e.State, Cause: g.cause(e, now),
-			Seen: now.Sub(e.Seen).Seconds(),
-		})
-	}
-	for i := range rows {
-		r := &rows[i]
-		at := slices.IndexFunc(out, func(e Engine) bool { return e.Node == r.Node })
-		if at < 0 {
-			at = len(out)
-			out = append(out, Engine{Node: r.Node, Pool: r.Pool, State: r.State, Seen: -1})
-		}
-		out[at].Row = &Row{
-			State: r.State, Age: now.Sub(r.At).Seconds(), Running: r.Running, Waiting: r.Waiting, KV: r.KV,
-			Freeness: r.Freeness, DrainRate: r.DrainRate, FirstToken: r.FirstToken.Seconds(),
-		}
-	}
-	slices.SortFunc(out, func(a, b Engine) int { return cmp.Compare(a.Node, b.Node) })
-	return out
-}
-
-// cause is why an engine takes no work, or took none when it was last heard of; "" =
-// it takes some, as far as is known.
-func (g *Gateway) cause(e *registry.Engine, now time.Time) string {
-	if g.deps.Cause != nil {
-		if why := g.deps.Cause(e.Node); why != "" {
-			return why
-		}
-	}
-	if now.Sub(e.Seen) > directory.Gone {
-		now = e.Seen
-	}
-	return e.Why(now)
 }

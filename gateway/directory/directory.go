@@ -5,7 +5,6 @@ package directory
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,6 +32,7 @@ const (
 type Directory struct {
 	from registry.Directory
 	rows func() []fleet.Row
+	why  func(node string) string
 
 	last    atomic.Pointer[Reading]
 	reading sync.Mutex // held while one request reads for all
@@ -55,10 +55,11 @@ type rate struct {
 	firstToken time.Duration
 }
 
-// New makes a directory that has read nothing yet; rows are the engines' rows, nil where
-// there are none.
-func New(from registry.Directory, rows func() []fleet.Row) *Directory {
-	return &Directory{from: from, rows: rows, rates: map[string]rate{}}
+// New makes a directory that has read nothing yet; rows are the engines' rows, why says
+// on one line why an engine takes no work where more is known than its entry has. Either
+// is nil where there are none.
+func New(from registry.Directory, rows func() []fleet.Row, why func(node string) string) *Directory {
+	return &Directory{from: from, rows: rows, why: why, rates: map[string]rate{}}
 }
 
 // Last is the last reading, whatever its age; nil = there was none.
@@ -193,34 +194,4 @@ func Live(e *registry.Engine, now time.Time) bool {
 // Relieved reports whether a tier has relief on an engine of model.
 func (d *Directory) Relieved(model string, tier int, now time.Time) bool {
 	return d.rows != nil && fleet.Relief(d.rows(), model, now)>>tier&1 == 1
-}
-
-// Model is what the door knows of one model.
-type Model struct {
-	Model      string  `json:"model"`
-	Engines    int     `json:"engines"` // known
-	Live       int     `json:"live"`    // of them, by the directory
-	Rate       float64 `json:"drain_tokens_per_second"`
-	RateAge    float64 `json:"drain_age_seconds"` // -1 = no rate was ever known; above 30 it is not used
-	FirstToken float64 `json:"first_token_seconds"`
-}
-
-// Models lists what the door knows of each model, by name.
-func (d *Directory) Models(known *Reading, now time.Time) []Model {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	out := make([]Model, 0, len(known.ByModel))
-	for _, name := range slices.Sorted(maps.Keys(known.ByModel)) {
-		m := Model{Model: name, Engines: len(known.ByModel[name]), RateAge: -1}
-		for i := range known.ByModel[name] {
-			if Live(&known.ByModel[name][i], now) {
-				m.Live++
-			}
-		}
-		if r, ok := d.rates[name]; ok {
-			m.Rate, m.RateAge, m.FirstToken = r.tokens, now.Sub(r.at).Seconds(), r.firstToken.Seconds()
-		}
-		out = append(out, m)
-	}
-	return out
 }

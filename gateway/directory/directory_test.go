@@ -26,7 +26,7 @@ func (d *slowDirectory) Engines(context.Context) ([]registry.Engine, error) {
 // would all count as gone.
 func TestReadAfterPause(t *testing.T) {
 	from := &slowDirectory{}
-	d := New(from, nil)
+	d := New(from, nil, nil)
 	d.last.Store(&Reading{At: time.Now().Add(-11 * time.Second)})
 	var all sync.WaitGroup
 	for range 10 {
