@@ -98,9 +98,12 @@ var allowed = map[string][]string{
 	"gateway/journal":   {"reason"},
 	"gateway/directory": {"fleet", "reason", "registry"},
 	"gateway/refuse":    {"quota", "reason", "registry"},
+	"gateway/admission": {
+		"gateway/directory", "gateway/headers", "gateway/openai", "gateway/refuse", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
+	},
 
 	"gateway": {
-		"gateway/directory", "gateway/headers", "gateway/inbox", "gateway/journal", "gateway/openai", "gateway/refuse", "gateway/route", "admin", "policy", "cost", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
+		"gateway/admission", "gateway/directory", "gateway/headers", "gateway/inbox", "gateway/journal", "gateway/openai", "gateway/refuse", "gateway/route", "admin", "policy", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "policy", "policy/document", "scheduler", "scraper", "vllm"},

@@ -10,8 +10,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
+	"penstock/gateway/admission"
 	"penstock/gateway/headers"
 	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
@@ -19,7 +18,6 @@ import (
 	"penstock/gateway/route"
 	"penstock/lane"
 	"penstock/policy"
-	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/response"
@@ -45,9 +43,7 @@ type exchange struct {
 	limits    headers.Limits
 	trip      route.Trip
 	onward    onward
-	ahead     int             // requests ahead of it when it came
-	wait      time.Duration   // and how long they were to take
-	known     bool            // the directory knows the model
+	place     admission.Place
 	queued    bool            // it was put into its lane
 	told      *refuse.Refusal // how it was refused or failed; nil = it was not, or in the engine's words
 	inbox     *inbox.Inbox
@@ -201,181 +197,33 @@ func (x *exchange) body() ([]byte, *refuse.Refusal) {
 	return buf.Bytes(), nil
 }
 
-// queue prices the request, opens its record and puts it into its lane, or
-// refuses. The inbox is there: events may come before queue returns.
+// queue puts the request into its lane, or refuses. The inbox is there: events may come
+// before queue returns.
 func (x *exchange) queue() *refuse.Refusal {
-	g, key, p := x.g, x.onward.lane, &x.request
-	if x.onward.filter != nil {
-		p = &x.onward.question
+	o := &x.onward
+	b := admission.Bid{
+		ID: x.id, Tenant: x.who.Name, Asked: x.asked, Lane: o.lane, Tier: x.class.Tier, Path: o.path(x.path),
+		Traceparent: headers.Traceparent(x.r.Header.Get("Traceparent")), Request: &x.request, Opened: x.arrived,
+		Limits: &x.limits, MaxDeadline: x.maxDeadline(), Quota: x.held(), SendsPerSecond: x.policy.Lane(o.lane).SendsPerSecond,
+		Left: x.trip.Moved(), SentOn: o.former != nil,
 	}
-	var known []registry.Engine
-	var unknown bool
-	err := x.persist(x.r.Context(), func() (err error) {
-		known, unknown, err = g.directory.Known(x.r.Context(), p.Model, key.Pool)
-		return err
-	})
-	if err != nil {
-		g.warn("read directory", err)
-		return &refuse.Refusal{Reason: reason.RecordStoreAway, Model: p.Model}
+	if o.filter != nil {
+		b.Question = &o.question
 	}
-	if unknown && x.onward.filter == nil {
-		f := &refuse.Refusal{Reason: reason.UnknownModel, Model: x.asked, Param: "model"}
-		if x.onward.former != nil {
-			f.Model = p.Model
-		}
-		return f
+	f := x.g.door.Enter(x.r.Context(), &b, &x.place)
+	refuse.ShowLimits(x.w.Header(), b.Quota, &x.place.Quota)
+	if x.place.Opened {
+		o.charged = append(o.charged, b.Quota...)
 	}
-	x.known = x.onward.filter == nil && len(known) > 0 && len(known[0].Models) > 0
-	prompt, output := g.prices.quote(x.who.Name, p)
-	now := time.Now()
-	drain, firstToken := g.directory.Drain(p.Model, key.Pool, known, now)
-	if drain.Engines == 0 {
-		return g.noEngine(p.Model, key.Pool, known, now)
+	if f != nil && f.Reason == reason.ClientGone && errors.Is(context.Cause(x.r.Context()), errCut) {
+		return &refuse.Refusal{Reason: reason.Draining, Model: x.model()}
 	}
-	if f := x.paced(key, now); f != nil {
-		return f
-	}
-	if l := &x.limits; l.Patience > 0 && x.onward.filter == nil {
-		inference, timeout := x.inference(firstToken, output, now), time.Duration(float64(l.Patience)/headers.SDKPart)
-		if !l.Fit(inference) {
-			return x.tooImpatient(timeout, inference)
-		}
-	}
-	if x.onward.filter == nil && x.onward.former == nil && g.directory.Relieved(p.Model, x.class.Tier, now) {
-		x.limits.Relieve(x.maxDeadline())
-	}
-	m := &queue.Message{
-		Version: queue.Version, ID: x.id, Lane: key, Path: x.onward.path(x.path),
-		Opened: x.arrived, Deadline: x.arrived.Add(x.limits.Deadline),
-		SLOTTFT: x.limits.TTFT, SLOTTFTNamed: x.limits.TTFTNamed, Patient: x.limits.DeadlineNamed, SLOTPOT: x.limits.TPOT,
-		PromptTokens: prompt, SafePrompt: p.Longest, ExpectedOut: output, MaxTokens: p.MaxTokens, Sequences: p.Sequences,
-		Stream: p.Stream, Traceparent: headers.Traceparent(x.r.Header.Get("Traceparent")), Reply: g.address(x.id), Body: p.Body,
-	}
-	limit := x.limits.Door(firstToken)
-	if x.trip.Moved() { // else nothing of the deadline is gone
-		if limit = min(limit, m.Deadline.Sub(now)); limit <= 0 {
-			return x.late()
-		}
-	}
-	if g.cfg.RefuseLaw == LawWatermark {
-		if f := water(g.directory, p.Model, key.Pool, x.id, now); f != nil {
-			return f
-		}
-		limit = g.cfg.MaxDeadline // no predicted start is too late
-	}
-	ask := registry.Request{
-		ID: x.id, Lane: key, Reply: m.Reply, Deadline: m.Deadline,
-		Tokens: m.Tokens(), Bytes: len(p.Body), Limit: limit, Fingerprint: fingerprint(key, m.Path, p.Body), Limits: x.held(),
-	}
-	admitted, err := x.open(ask, drain)
-	if err != nil {
-		return x.notQueued(err, reason.RecordStoreAway)
-	}
-	refuse.ShowLimits(x.w.Header(), ask.Limits, &admitted.Quota)
-	if admitted.Quota.Refused {
-		return refuse.Limited(&ask, &admitted)
-	}
-	if admitted.Reason != reason.OK {
-		return &refuse.Refusal{Reason: admitted.Reason, Model: p.Model, Ahead: admitted.Ahead, Wait: admitted.Wait, Limit: limit, Retry: admitted.RetryAfter}
-	}
-	m.Shard, x.ahead, x.wait = admitted.Shard, admitted.Ahead, admitted.Wait
-	x.onward.charged = append(x.onward.charged, ask.Limits...)
-	ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
-	defer cancel()
-	if err := g.deps.Publish(ctx, m); err != nil {
-		return x.notQueued(err, reason.BrokerAway)
-	}
-	return nil
-}
-
-// persist repeats a call while the store does not answer: it may only be slow for a
-// moment, and knows an id that it has opened. One that stays away is not waited for.
-func (x *exchange) persist(ctx context.Context, call func() error) error {
-	for last := time.Now().Add(storePatience); ; {
-		err := call()
-		if !errors.Is(err, registry.ErrAway) || x.g.outage.lasts() || time.Now().After(last) {
-			return err
-		}
-		select {
-		case <-time.After(storePause):
-		case <-ctx.Done():
-			return err
-		}
-	}
-}
-
-// address is where the events of request id come to.
-func (g *Gateway) address(id string) string {
-	if g.deps.Address == nil {
-		return g.reply
-	}
-	return g.deps.Address(g.reply, id)
-}
-
-// fingerprint is equal for a request and its repetition: SDKs send the same body
-// again. 0 is left for "not known".
-func fingerprint(k lane.Key, path string, body []byte) uint64 {
-	var d xxhash.Digest
-	d.Reset()
-	_, _ = d.WriteString(k.Tenant + "\x00" + path + "\x00") // the model is in the body
-	_, _ = d.Write(body)
-	return max(d.Sum64(), 1)
-}
-
-// notQueued undoes what a failed Open or Publish may have left and says why.
-func (x *exchange) notQueued(err error, why reason.Reason) *refuse.Refusal {
-	gone := x.r.Context().Err() != nil
-	_, _ = x.cancel(false) // logged there
-	switch {
-	case errors.Is(context.Cause(x.r.Context()), errCut):
-		why = reason.Draining
-	case gone:
-		return &refuse.Refusal{Reason: reason.ClientGone}
-	case errors.Is(err, queue.ErrTooLarge):
-		return &refuse.Refusal{Reason: reason.BodyTooLarge, Detail: fmt.Sprintf("The body of %d bytes is larger than the broker of this fleet takes (its maxMessageSize).", len(x.request.Body))}
-	case errors.Is(err, queue.ErrFull):
-		return &refuse.Refusal{Reason: reason.LaneFull, Model: x.model(), Detail: fmt.Sprintf("The queue for model '%s' is full.", x.model())}
-	case errors.Is(err, queue.ErrClosed):
-		why = reason.Draining
-	default:
-		x.g.warn(why.String(), err)
-	}
-	return &refuse.Refusal{Reason: why, Model: x.model()}
+	return f
 }
 
 // cancel ends the request for everybody else. It outlives the client.
-func (x *exchange) cancel(onlyIfQueued bool) (registry.Canceled, error) {
-	ctx, done := context.WithTimeout(context.WithoutCancel(x.r.Context()), storeWait)
-	defer done()
-	told := x.relay.node
-	if !onlyIfQueued {
-		if x.g.deps.Abort != nil {
-			x.g.deps.Abort(x.id)
-		}
-		x.tell(told)
-	}
-	c, err := x.g.deps.Records.Cancel(ctx, x.id, onlyIfQueued)
-	if err != nil {
-		x.g.warn("cancel", err)
-		if !onlyIfQueued && errors.Is(err, registry.ErrAway) {
-			x.g.later(lateCancel{x.id, x.arrived.Add(x.limits.Deadline + lateFor)})
-		}
-	}
-	if !onlyIfQueued && c.Owner != told {
-		x.tell(c.Owner)
-	}
-	queued := err == nil && (c.State == registry.Queued || c.State == registry.Unknown)
-	if x.g.deps.Discard != nil && (queued || !onlyIfQueued) {
-		x.g.deps.Discard(x.id)
-	}
-	return c, err
-}
-
-// tell tells node, "" for none, that the request is over.
-func (x *exchange) tell(node string) {
-	if node != "" && x.g.deps.Direct != nil {
-		x.g.deps.Direct(x.g.directory.Address(node), x.id)
-	}
+func (x *exchange) cancel() (registry.Canceled, error) {
+	return x.g.door.Cancel(x.r.Context(), x.id, x.relay.node, x.arrived.Add(x.limits.Deadline))
 }
 
 // seed is random per request.

@@ -15,7 +15,7 @@ import (
 func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	g, v, now := x.g, &x.relay, time.Now()
 	name := otherModel
-	if x.known {
+	if x.place.Known {
 		name = x.request.Model
 	}
 	end := outcomeOf(why)
@@ -28,7 +28,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		x.remember(now, status, end, why)
 	}
 	if why == reason.Finished && used.Known {
-		g.metrics.missed(g.prices.learn(x.who.Name, &x.request, used))
+		g.metrics.missed(g.door.Learn(x.who.Name, &x.request, used))
 	}
 	var ttft time.Duration
 	if !v.first.IsZero() {

@@ -16,15 +16,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"penstock/cost"
 	"penstock/fleet"
+	"penstock/gateway/admission"
 	"penstock/gateway/directory"
 	"penstock/gateway/headers"
 	"penstock/gateway/inbox"
 	"penstock/gateway/journal"
 	"penstock/gateway/openai"
 	"penstock/gateway/refuse"
-	"penstock/lane"
 	"penstock/policy"
 	"penstock/queue"
 	"penstock/reason"
@@ -33,16 +32,13 @@ import (
 )
 
 const (
-	storePatience = time.Second // how long a call to the records is repeated that gets no answer
-	storePause    = 50 * time.Millisecond
-	storeWait     = 5 * time.Second  // longest one call to the records or the lanes may take
-	headerWait    = 10 * time.Second // longest a client may take to send its headers
-	bodyWait      = 60 * time.Second // longest a client may take to send its body
-	idleWait      = 120 * time.Second
-	maxHeaders    = 64 << 10
-	maxStreams    = 1024 // requests at once on one HTTP/2 connection
-	warnEvery     = 10 * time.Second
-	closingWait   = 2 * time.Second // for connections to end once their requests have
+	headerWait  = 10 * time.Second // longest a client may take to send its headers
+	bodyWait    = 60 * time.Second // longest a client may take to send its body
+	idleWait    = 120 * time.Second
+	maxHeaders  = 64 << 10
+	maxStreams  = 1024 // requests at once on one HTTP/2 connection
+	warnEvery   = 10 * time.Second
+	closingWait = 2 * time.Second // for connections to end once their requests have
 )
 
 // Deps are the rooms the gateway talks to.
@@ -80,11 +76,10 @@ type Gateway struct {
 	cfg       Config
 	deps      Deps
 	directory *directory.Directory
-	prices    prices
 	refusals  refuse.Table
 	inboxes   *inbox.All
 	journal   *journal.Journal
-	sends     sends
+	door      *admission.Door
 	metrics   *metrics
 	policy    atomic.Pointer[policy.Policy]
 	mux       *http.ServeMux
@@ -94,9 +89,6 @@ type Gateway struct {
 	mailState atomic.Pointer[string]                  // Mailbox.State
 
 	warned sync.Map // call to time.Time of its last warning; a few fixed keys
-
-	late   chan lateCancel
-	outage outage
 
 	open     atomic.Int64  // requests between arrival and outcome
 	empty    chan struct{} // size 1: open fell to 0 while draining
@@ -120,10 +112,6 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 			return nil, fmt.Errorf("gateway: Deps.%s is missing", name)
 		}
 	}
-	estimate, err := cost.New(cost.DefaultConfig())
-	if err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
 	if deps.Policy == nil {
 		deps.Policy = policy.Default(nil, "")
 	}
@@ -135,14 +123,18 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		cfg: cfg, deps: deps, metrics: m,
 		directory: directory.New(deps.Directory, deps.Rows, deps.Cause),
 		refusals:  refuse.Table{Saturated: cfg.SaturatedStatus},
-		prices:    prices{estimate: estimate},
-		sends:     sends{next: map[lane.Key]time.Time{}},
 		inboxes:   inbox.NewAll(),
 		journal:   journal.New(),
 		reply:     newID(),
 		started:   time.Now(),
 		empty:     make(chan struct{}, 1),
-		late:      make(chan lateCancel, lateCancels),
+	}
+	g.door, err = admission.New(admission.Config{Watermark: cfg.RefuseLaw == LawWatermark, MaxDeadline: cfg.MaxDeadline}, admission.Deps{
+		Directory: g.directory, Records: deps.Records, Publish: deps.Publish, Reply: g.address,
+		Discard: deps.Discard, Abort: deps.Abort, Direct: deps.Direct, Warn: g.warn,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g.policy.Store(deps.Policy)
 	state := "closed"
@@ -160,6 +152,14 @@ func (g *Gateway) openMailbox() (func(), error) {
 	}
 	g.mailState.Store(&state)
 	return closeMailbox, err
+}
+
+// address is where the events of request id come to.
+func (g *Gateway) address(id string) string {
+	if g.deps.Address == nil {
+		return g.reply
+	}
+	return g.deps.Address(g.reply, id)
 }
 
 func (g *Gateway) routes() {
@@ -267,7 +267,7 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	defer late.Wait()
 	mend, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	late.Go(func() { g.cancelLate(mend) })
+	late.Go(func() { g.door.Run(mend) })
 	g.serving.Store(true)
 	defer g.serving.Store(false)
 	g.deps.Log.Info("gateway listens", "address", g.cfg.Listen)

@@ -160,3 +160,19 @@ func TestLimitWithoutItsStore(t *testing.T) {
 		t.Errorf("status %d once it is back, want 200", resp.StatusCode)
 	}
 }
+
+func TestSendRateIsRefused(t *testing.T) {
+	s := newStage(t, func(_ *Config, d *Deps) { d.Policy = parsePolicy(t, "lanes: {default: {sends-per-second: 1}}") }).serve()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.post(plainBody).Body.Close()
+	}()
+	s.start().done(`{}`)
+	<-done
+	r := s.post(plainBody)
+	text, _, code := errorOf(t, readAll(t, r.Body))
+	if r.StatusCode != 429 || code != "rate_limit_exceeded" || r.Header.Get("Retry-After") != "1" || !strings.HasPrefix(text, "Your limit of 1 requests per second for model 'q' at this gateway is reached. Please try again in 1 second") {
+		t.Errorf("%d %s %q, retry after %s", r.StatusCode, code, text, r.Header.Get("Retry-After"))
+	}
+}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"penstock/gateway/admission"
 	"penstock/gateway/refuse"
 	"penstock/gateway/route"
 	"penstock/policy"
@@ -172,12 +173,12 @@ func (m *metrics) series(tier, model string) *modelMetrics {
 }
 
 // missed counts how far an estimate was off.
-func (m *metrics) missed(by missed) {
-	if by.prompt > 0 {
-		m.estimate.WithLabelValues(estimatePrompt).Observe(by.prompt)
+func (m *metrics) missed(by admission.Missed) {
+	if by.Prompt > 0 {
+		m.estimate.WithLabelValues(estimatePrompt).Observe(by.Prompt)
 	}
-	if by.output > 0 {
-		m.estimate.WithLabelValues(estimateOutput).Observe(by.output)
+	if by.Output > 0 {
+		m.estimate.WithLabelValues(estimateOutput).Observe(by.Output)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"penstock/gateway/admission"
 	"penstock/gateway/openai"
 	"penstock/lane"
 	"penstock/policy"
@@ -75,10 +76,9 @@ func TestTenants(t *testing.T) {
 	r := openai.Request{Model: "q", TextBytes: 400, Sequences: 1}
 	visit := func(i int) {
 		name := fmt.Sprintf("tenant-%016x", uint64(i)*0x9e3779b97f4a7c15)
-		x := &exchange{g: s.g, r: httptest.NewRequest(http.MethodPost, chatPath, nil), id: name, label: name, who: policy.Tenant{Name: name}, request: r, known: true, arrived: time.Now()}
+		x := &exchange{g: s.g, r: httptest.NewRequest(http.MethodPost, chatPath, nil), id: name, label: name, who: policy.Tenant{Name: name}, request: r, place: admission.Place{Known: true}, arrived: time.Now()}
 		x.class.Lane = lane.Key{Tier: "default", Model: "q", Tenant: name}
-		s.g.sends.wait(x.class.Lane, 1000, time.Now())
-		s.g.prices.quote(name, &r)
+		s.g.door.Quote(name, &r)
 		x.finish(http.StatusOK, reason.Finished, response.Usage{Prompt: 100, Output: 7, Known: true})
 		x.finish(http.StatusTooManyRequests, reason.RateLimited, response.Usage{})
 	}
@@ -92,7 +92,7 @@ func TestTenants(t *testing.T) {
 		}
 		return n
 	}
-	for i := range min(*tenants, mostPaced+1) { // with many, what is bounded is full
+	for i := range min(*tenants, 10_001) { // with many, what is bounded is full
 		visit(-1 - i)
 	}
 	before, heapBefore := series(), heap()

@@ -3,53 +3,15 @@ package gateway
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
 	"time"
 
-	"penstock/fleet"
 	"penstock/gateway/directory"
 	"penstock/gateway/refuse"
 	"penstock/reason"
 	"penstock/registry"
 )
-
-// water refuses by the law "watermark".
-func water(d *directory.Directory, model, pool, id string, now time.Time) *refuse.Refusal {
-	w := fleet.Level(d.Rows(pool), model, now)
-	if !w.Refuses(id, now) {
-		return nil
-	}
-	f := &refuse.Refusal{Reason: reason.Overloaded, Model: model}
-	if f.Detail = fmt.Sprintf("How full the engines for model '%s' are is not known.", model); w.Engines > 0 {
-		f.Detail = fmt.Sprintf("The engines for model '%s' are full: %.0f %% of their KV cache, %s waiting in %s.", model, 100*w.KV, refuse.Count(w.Waiting, "request"), refuse.Count(w.Engines, "engine"))
-	}
-	return f
-}
-
-// noEngine words why none of the engines that are known for a model takes work: by
-// the one heard of last.
-func (g *Gateway) noEngine(model, pool string, known []registry.Engine, now time.Time) *refuse.Refusal {
-	f := &refuse.Refusal{Reason: reason.NoEngine, Model: model}
-	if len(known) == 0 {
-		if pool != "" {
-			f.Detail = fmt.Sprintf("No engine for model '%s' is in the pool '%s', where the policy sends this request.", model, pool)
-		}
-		return f
-	}
-	newest := slices.MaxFunc(known, func(a, b registry.Engine) int { return a.Seen.Compare(b.Seen) })
-	why := g.directory.Cause(&newest, now)
-	if age := now.Sub(newest.Seen); age > directory.Gone {
-		if why != "" {
-			why = ": " + why
-		}
-		f.Detail = fmt.Sprintf("No engine for model '%s' is reachable (%d known, last seen %s ago%s).", model, len(known), refuse.Seconds(age), why)
-	} else if why != "" {
-		f.Detail = fmt.Sprintf("No engine for model '%s' takes work now (%d known, %s).", model, len(known), why)
-	}
-	return f
-}
 
 // serveModels answers GET /v1/models: every model with an engine that is not gone,
 // once, with the smallest context any of its engines has.

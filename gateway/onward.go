@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"penstock/gateway/headers"
@@ -71,6 +72,24 @@ func (x *exchange) next() *refuse.Refusal {
 		return &refuse.Refusal{Reason: reason.BadRequest, Param: bad.Param, Detail: bad.Message}
 	}
 	return nil
+}
+
+// held are the limits of the request in its lane. What counts requests and has counted
+// this one in another lane does not count it again; tokens it took there are given back.
+// A filter's question is the service's own.
+func (x *exchange) held() []quota.Limit {
+	if x.onward.filter != nil {
+		return nil
+	}
+	all := x.policy.Limits(nil, &x.who, x.request.Model, x.class.Tier)
+	if len(x.onward.charged) == 0 {
+		return all
+	}
+	return slices.DeleteFunc(all, func(l quota.Limit) bool {
+		return l.Unit == quota.Requests && slices.ContainsFunc(x.onward.charged, func(c quota.Limit) bool {
+			return c.Unit == l.Unit && c.Scope == l.Scope && c.Bucket == l.Bucket && c.Per == l.Per && c.Window == l.Window
+		})
+	})
 }
 
 // model is the one that the request, or its filter's question, is for.
@@ -147,7 +166,7 @@ func (x *exchange) relimit() {
 func (x *exchange) judge(e *response.Event) {
 	f := x.onward.filter
 	if e.Usage.Known {
-		x.g.prices.learn(x.who.Name, &x.onward.question, e.Usage)
+		x.g.door.Learn(x.who.Name, &x.onward.question, e.Usage)
 	}
 	if !f.Passes(openai.Answer(e.Payload)) {
 		x.g.metrics.filters.WithLabelValues(filterStopped).Inc()

@@ -5,11 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"time"
 
+	"penstock/gateway/admission"
 	"penstock/gateway/inbox"
 	"penstock/gateway/refuse"
 	"penstock/reason"
@@ -122,7 +122,7 @@ func (x *exchange) deliver() (over bool) {
 	case inbox.Ended:
 		x.end(&b.End)
 	case inbox.Lost:
-		_, _ = x.cancel(false) // logged there; its owner is told again when it finishes
+		_, _ = x.cancel() // logged there; its owner is told again when it finishes
 		x.fail(&refuse.Refusal{Reason: reason.UpstreamLost})
 	case inbox.Slow:
 		x.abandon()
@@ -165,23 +165,13 @@ func (x *exchange) failed(e *response.Event) {
 	}
 	switch f.Reason {
 	case reason.DeadlinePassed:
-		f = x.late()
+		f = admission.Late(x.model(), &x.limits, &x.place)
 	case reason.Overloaded:
-		f.Ahead, f.Wait = x.ahead, x.wait
+		f.Ahead, f.Wait = x.place.Ahead, x.place.Wait
 	case reason.Stalled:
 		f.Wait = x.g.cfg.SilenceLimit
 	}
 	x.failWith(f, e.Usage)
-}
-
-// late is the refusal of a request whose start deadline has passed.
-func (x *exchange) late() *refuse.Refusal {
-	f := &refuse.Refusal{Reason: reason.DeadlinePassed, Model: x.model(), Wait: x.limits.Deadline, NoRetry: x.limits.DeadlineNamed}
-	if x.limits.Relieved {
-		f.Detail = fmt.Sprintf("The service is busy: %s ahead when this one came, about %s, and none of the engines for model '%s' had room for it within %s.",
-			refuse.Count(x.ahead, "request"), refuse.Seconds(x.wait), f.Model, refuse.Seconds(x.limits.Deadline))
-	}
-	return f
 }
 
 // answer writes a plain answer, whole. False: the client is gone or does not read.
@@ -288,7 +278,7 @@ func (x *exchange) tick(now time.Time) (over bool) {
 			return true
 		}
 	case v.started && now.Sub(v.heard) >= cfg.SilenceLimit:
-		_, _ = x.cancel(false) // logged there
+		_, _ = x.cancel() // logged there
 		x.fail(&refuse.Refusal{Reason: reason.Stalled, Wait: cfg.SilenceLimit})
 		return true
 	}
@@ -308,13 +298,13 @@ func (x *exchange) tick(now time.Time) (over bool) {
 // that runs goes on.
 func (x *exchange) expire(now time.Time) (over bool) {
 	v := &x.relay
-	c, err := x.cancel(true)
+	c, err := x.g.door.Withdraw(x.r.Context(), x.id)
 	switch {
 	case err != nil && now.Sub(x.arrived) < x.limits.Deadline+heartbeat:
 		v.askAt = now.Add(askAgain) // it may run; then it is heard of before long
 		return false
 	case err != nil, c.State == registry.Queued, c.State == registry.Unknown:
-		x.fail(x.late())
+		x.fail(admission.Late(x.model(), &x.limits, &x.place))
 		return true
 	}
 	v.started, v.heard = true, now
@@ -350,7 +340,7 @@ func (x *exchange) failWith(f *refuse.Refusal, used response.Usage) {
 // abandon ends a request whose client is gone or does not read, or that a drain
 // cuts.
 func (x *exchange) abandon() {
-	c, err := x.cancel(false)
+	c, err := x.cancel()
 	why := x.whyGone()
 	if why == reason.ClientGone && errors.Is(context.Cause(x.r.Context()), errCut) {
 		x.fail(&refuse.Refusal{Reason: reason.Draining})

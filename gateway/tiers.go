@@ -5,7 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"penstock/fleet"
 	"penstock/gateway/headers"
 	"penstock/gateway/refuse"
 	"penstock/policy"
@@ -22,7 +21,7 @@ func (g *Gateway) SetPolicy(p *policy.Policy) {
 // classify puts the request into its lane.
 func (x *exchange) classify() *refuse.Refusal {
 	p := &x.request
-	prompt, _ := x.g.prices.quote(x.who.Name, p)
+	prompt, _ := x.g.door.Quote(x.who.Name, p)
 	x.asked = p.Model
 	x.asking = policy.Request{
 		ID: x.id, Tenant: &x.who, Path: x.path, Type: p.Kind, Model: p.Model, Stream: p.Stream, Prompt: prompt, Max: p.MaxTokens, Headers: x.r.Header,
@@ -75,23 +74,4 @@ func (x *exchange) maxDeadline() time.Duration {
 		return min(x.who.MaxDeadline, x.g.cfg.MaxDeadline)
 	}
 	return x.g.cfg.MaxDeadline
-}
-
-// inference is how long the request is expected to run until its client has what its
-// patience counts to: the whole answer, or of a stream the first token where the
-// patience starts anew with every byte.
-func (x *exchange) inference(firstToken time.Duration, output int, now time.Time) time.Duration {
-	if x.limits.Idle && x.request.Stream {
-		return firstToken
-	}
-	return firstToken + time.Duration(output)*fleet.Step(x.g.directory.Rows(x.class.Lane.Pool), x.request.Model, now)
-}
-
-// tooImpatient is the refusal of a request that could not be answered in time by an
-// idle engine either.
-func (x *exchange) tooImpatient(timeout, inference time.Duration) *refuse.Refusal {
-	return &refuse.Refusal{
-		Reason: reason.DeadlinePassed, Model: x.request.Model, Retry: -1,
-		Detail: fmt.Sprintf("The answer of model '%s' takes about %s, and the client's own timeout is %s, of which a fifth is kept for the way. Raise the timeout or lower max_tokens.", x.request.Model, refuse.Seconds(inference), refuse.Seconds(timeout)),
-	}
 }

@@ -1,4 +1,4 @@
-package gateway
+package admission
 
 import (
 	"fmt"
@@ -48,17 +48,16 @@ func (s *sends) wait(k lane.Key, perSecond float64, now time.Time) time.Duration
 }
 
 // paced refuses a request whose lane sends faster than it may.
-func (x *exchange) paced(k lane.Key, now time.Time) *refuse.Refusal {
-	rate := x.policy.Lane(k).SendsPerSecond
-	if rate == 0 {
+func (d *Door) paced(b *Bid, now time.Time) *refuse.Refusal {
+	if b.SendsPerSecond == 0 {
 		return nil
 	}
-	wait := x.g.sends.wait(k, rate, now)
+	wait := d.sends.wait(b.Lane, b.SendsPerSecond, now)
 	if wait == 0 {
 		return nil
 	}
 	return &refuse.Refusal{
-		Reason: reason.RateLimited, Model: x.asked, Wait: wait, Retry: refuse.WholeSeconds(wait),
-		Detail: fmt.Sprintf("Your limit of %g requests per second for model '%s' at this gateway is reached.", rate, x.asked),
+		Reason: reason.RateLimited, Model: b.Asked, Wait: wait, Retry: refuse.WholeSeconds(wait),
+		Detail: fmt.Sprintf("Your limit of %g requests per second for model '%s' at this gateway is reached.", b.SendsPerSecond, b.Asked),
 	}
 }

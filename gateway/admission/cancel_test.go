@@ -1,4 +1,4 @@
-package gateway
+package admission
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"penstock/queue"
+	"penstock/reason"
 	"penstock/registry"
 )
 
@@ -29,19 +30,17 @@ func (d *dullRecords) Cancel(ctx context.Context, id string, onlyIfQueued bool) 
 // once the store answers, so that it never runs for a client that was refused.
 func TestLateCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, func(_ *Config, d *Deps) {
+		d, records := newDoor(t, func(d *Deps) {
 			d.Records = &dullRecords{d.Records, 5}
 			d.Publish = func(context.Context, *queue.Message) error { return errors.New("no answer in time") }
 		})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { s.g.cancelLate(ctx); close(done) }()
-		rec, _, finished := s.ask(plainBody)
-		<-finished
-		if rec.code() != 503 {
-			t.Errorf("got %d, want 503", rec.code())
+		go func() { d.Run(ctx); close(done) }()
+		if f := d.Enter(t.Context(), newBid("1"), &Place{}); f == nil || f.Reason != reason.BrokerAway {
+			t.Errorf("got %+v, want broker_away", f)
 		}
-		waiting := func() int { return s.records.Backlog(time.Now())[0].Requests }
+		waiting := func() int { return records.Backlog(time.Now())[0].Requests }
 		if waiting() != 1 {
 			t.Errorf("%d wait at first, want the one that could not be cancelled", waiting())
 		}

@@ -1,8 +1,8 @@
-package gateway
+package admission
 
 import (
 	"context"
-	"slices"
+	"errors"
 	"sync"
 	"time"
 
@@ -11,44 +11,30 @@ import (
 	"penstock/registry"
 )
 
-// outageGap is after how long without a failure an outage counts as over.
-const outageGap = 5 * time.Second
-
-// held are the limits of the request in its lane. What counts requests and has counted
-// this one in another lane does not count it again; tokens it took there are given back.
-// A filter's question is the service's own.
-func (x *exchange) held() []quota.Limit {
-	if x.onward.filter != nil {
-		return nil
-	}
-	all := x.policy.Limits(nil, &x.who, x.request.Model, x.class.Tier)
-	if len(x.onward.charged) == 0 {
-		return all
-	}
-	return slices.DeleteFunc(all, func(l quota.Limit) bool {
-		return l.Unit == quota.Requests && slices.ContainsFunc(x.onward.charged, func(c quota.Limit) bool {
-			return c.Unit == l.Unit && c.Scope == l.Scope && c.Bucket == l.Bucket && c.Per == l.Per && c.Window == l.Window
-		})
-	})
-}
+const (
+	storePatience = time.Second // how long a call to the records is repeated that gets no answer
+	storePause    = 50 * time.Millisecond
+	storeWait     = 5 * time.Second // longest one call to the records or the lanes may take
+	outageGap     = 5 * time.Second // after how long without a failure an outage counts as over
+)
 
 // open opens the request's record. Where a limit has room soon it sleeps until then, in
 // all as long as quota.MaxWait and the client's patience allow.
-func (x *exchange) open(q registry.Request, d registry.Drain) (a registry.Admission, err error) {
+func (d *Door) open(ctx context.Context, q registry.Request, drain registry.Drain, l *headers.Limits) (a registry.Admission, err error) {
 	now := time.Now()
-	until := now.Add(min(smooth(&x.limits), q.Deadline.Sub(now)))
+	until := now.Add(min(smooth(l), q.Deadline.Sub(now)))
 	for {
 		q.Patience = max(time.Until(until), 0)
-		ctx, cancel := context.WithTimeout(x.r.Context(), storeWait)
-		err = x.persist(ctx, func() (err error) {
-			a, err = x.g.deps.Records.Open(ctx, q, d)
+		call, cancel := context.WithTimeout(ctx, storeWait)
+		err = d.persist(call, func() (err error) {
+			a, err = d.deps.Records.Open(call, q, drain)
 			return err
 		})
 		cancel()
 		if err != nil {
 			return a, err
 		}
-		if x.g.outage.over(); a.Sleep <= 0 {
+		if d.outage.over(); a.Sleep <= 0 {
 			return a, nil
 		}
 		pause := a.Sleep
@@ -57,10 +43,26 @@ func (x *exchange) open(q registry.Request, d registry.Drain) (a registry.Admiss
 		}
 		select {
 		case <-time.After(pause):
-		case <-x.r.Context().Done():
-			return a, x.r.Context().Err()
+		case <-ctx.Done():
+			return a, ctx.Err()
 		}
 		q.Slept = true
+	}
+}
+
+// persist repeats a call while the store does not answer: it may only be slow for a
+// moment, and knows an id that it has opened. One that stays away is not waited for.
+func (d *Door) persist(ctx context.Context, call func() error) error {
+	for last := time.Now().Add(storePatience); ; {
+		err := call()
+		if !errors.Is(err, registry.ErrAway) || d.outage.lasts() || time.Now().After(last) {
+			return err
+		}
+		select {
+		case <-time.After(storePause):
+		case <-ctx.Done():
+			return err
+		}
 	}
 }
 
