@@ -15,6 +15,7 @@ import (
 	"penstock/gateway/inbox"
 	"penstock/gateway/openai"
 	"penstock/gateway/refuse"
+	"penstock/gateway/relay"
 	"penstock/gateway/route"
 	"penstock/lane"
 	"penstock/policy"
@@ -46,8 +47,9 @@ type exchange struct {
 	place     admission.Place
 	queued    bool            // it was put into its lane
 	told      *refuse.Refusal // how it was refused or failed; nil = it was not, or in the engine's words
+	client    *relay.Client
 	inbox     *inbox.Inbox
-	relay     relay
+	seen      relay.Seen // in the lane where it is
 }
 
 // newID is 128 random bits, 32 hex digits.
@@ -60,6 +62,7 @@ func newID() string {
 // infer serves one request for a model.
 func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind string) {
 	x := &exchange{g: g, w: w, rc: http.NewResponseController(w), r: r, arrived: time.Now(), id: newID(), policy: g.policy.Load()}
+	x.client = relay.NewClient(w, x.rc, g.cfg.WriteLimit, x.meta)
 	x.class.Lane = lane.Key{Tier: x.policy.DefaultTier(), Type: kind}
 	x.path, x.request.Kind = path, kind
 	if x.label = headers.Label(r.Header.Get("X-Request-Id")); x.label == "" {
@@ -71,7 +74,7 @@ func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind strin
 	defer g.leave()
 	if r.ProtoMajor == 1 {
 		_ = x.rc.SetWriteDeadline(time.Time{}) // an answer may take long; each write has a limit of its own
-		defer x.boundTail()
+		defer x.client.BoundTail()
 	}
 	if f := x.accept(int(open)); f != nil {
 		x.refuse(f)
@@ -88,7 +91,8 @@ func (x *exchange) lane() (again bool) {
 		x.refuse(f)
 		return false
 	}
-	x.inbox = inbox.New(x.request.Stream && x.onward.filter == nil, x.g.cfg.ClientBuffer, x.unhang)
+	x.inbox = inbox.New(x.request.Stream && x.onward.filter == nil, x.g.cfg.ClientBuffer, x.client.Unhang)
+	x.client.Await(x.inbox)
 	x.g.inboxes.Put(x.id, x.inbox)
 	defer func() {
 		x.g.inboxes.Remove(x.id)
@@ -99,15 +103,6 @@ func (x *exchange) lane() (again bool) {
 	}
 	x.queued = true
 	return x.run()
-}
-
-// boundTail limits what net/http still writes when the handler has returned. A
-// client that was cut off must not get it: a proper end without [DONE] would look
-// like success.
-func (x *exchange) boundTail() {
-	if x.inbox == nil || !x.inbox.WasCut() {
-		_ = x.rc.SetWriteDeadline(time.Now().Add(x.g.cfg.WriteLimit))
-	}
 }
 
 func (g *Gateway) leave() {
@@ -223,7 +218,7 @@ func (x *exchange) queue() *refuse.Refusal {
 
 // cancel ends the request for everybody else. It outlives the client.
 func (x *exchange) cancel() (registry.Canceled, error) {
-	return x.g.door.Cancel(x.r.Context(), x.id, x.relay.node, x.arrived.Add(x.limits.Deadline))
+	return x.g.door.Cancel(x.r.Context(), x.id, x.seen.Node, x.arrived.Add(x.limits.Deadline))
 }
 
 // seed is random per request.
@@ -231,15 +226,15 @@ func (x *exchange) seed() byte { return x.id[0] ^ x.id[1]<<4 }
 
 // refuse answers a request that was never relayed, with a true status where none is out.
 func (x *exchange) refuse(f *refuse.Refusal) {
-	if x.relay.sent && f.Reason != reason.ClientGone {
+	if x.client.Sent() && f.Reason != reason.ClientGone {
 		x.fail(f)
 		return
 	}
 	f.Seed, x.told = x.seed(), f
 	x.meta(x.w.Header())
 	if f.Reason == reason.ClientGone {
-		x.hangUp()
-		x.finish(statusClientGone, reason.ClientGone, response.Usage{})
+		x.client.HangUp()
+		x.finish(relay.StatusGone, reason.ClientGone, response.Usage{})
 		return
 	}
 	x.finish(x.g.refusals.Write(x.w, f), f.Reason, response.Usage{})

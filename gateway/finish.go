@@ -13,7 +13,7 @@ import (
 // finish accounts for a request's one outcome: metrics, what its usage teaches,
 // and its log line, which never has a byte of the prompt.
 func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
-	g, v, now := x.g, &x.relay, time.Now()
+	g, v, now := x.g, &x.seen, time.Now()
 	name := otherModel
 	if x.place.Known {
 		name = x.request.Model
@@ -31,18 +31,18 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 		g.metrics.missed(g.door.Learn(x.who.Name, &x.request, used))
 	}
 	var ttft time.Duration
-	if !v.first.IsZero() {
-		ttft = v.first.Sub(x.arrived)
-		model.queued.Observe(v.inQueue.Seconds())
-		model.service.Observe(max(now.Sub(x.arrived)-v.inQueue, 0).Seconds())
+	if !v.First.IsZero() {
+		ttft = v.First.Sub(x.arrived)
+		model.queued.Observe(v.InQueue.Seconds())
+		model.service.Observe(max(now.Sub(x.arrived)-v.InQueue, 0).Seconds())
 		if x.request.Stream {
 			model.ttft.Observe(ttft.Seconds())
-			tokens := v.chunks
+			tokens := v.Chunks
 			if used.Known {
 				tokens = used.Output / max(x.request.Sequences, 1)
 			}
 			if tokens > 1 && why == reason.Finished {
-				g.metrics.tpot.Observe(v.latest.Sub(v.first).Seconds() / float64(tokens-1))
+				g.metrics.tpot.Observe(v.Latest.Sub(v.First).Seconds() / float64(tokens-1))
 			}
 		}
 	}
@@ -60,8 +60,8 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	}
 	g.deps.Log.LogAttrs(ctx, level, "request finished",
 		slog.String("id", x.id), slog.String("label", x.label), slog.String("tenant", x.who.Name),
-		slog.String("lane", x.class.Lane.String()), slog.String("node", v.node), slog.Int("attempts", v.tries),
-		slog.Int64("queue_ms", v.inQueue.Milliseconds()), slog.Int64("ttft_ms", ttft.Milliseconds()),
+		slog.String("lane", x.class.Lane.String()), slog.String("node", v.Node), slog.Int("attempts", v.Tries),
+		slog.Int64("queue_ms", v.InQueue.Milliseconds()), slog.Int64("ttft_ms", ttft.Milliseconds()),
 		slog.Int64("total_ms", now.Sub(x.arrived).Milliseconds()),
 		slog.Int("tokens_in", used.Prompt), slog.Int("tokens_out", used.Output),
 		slog.Int("status", status), slog.String("outcome", string(end)), slog.String("reason", why.String()), way)
@@ -71,7 +71,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 // the journal.
 func (x *exchange) remember(now time.Time, status int, end outcome, why reason.Reason) {
 	f := journal.Entry{
-		At: now, ID: x.id, Tenant: x.who.Name, Model: x.request.Model, Node: x.relay.node, Attempts: x.relay.tries,
+		At: now, ID: x.id, Tenant: x.who.Name, Model: x.request.Model, Node: x.seen.Node, Attempts: x.seen.Tries,
 		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(), Route: x.trip.String(x.onward.lane),
 	}
 	if x.label != x.id {

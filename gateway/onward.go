@@ -9,6 +9,7 @@ import (
 	"penstock/gateway/headers"
 	"penstock/gateway/openai"
 	"penstock/gateway/refuse"
+	"penstock/gateway/relay"
 	"penstock/gateway/route"
 	"penstock/lane"
 	"penstock/policy"
@@ -59,7 +60,7 @@ func (x *exchange) next() *refuse.Refusal {
 	o := &x.onward
 	if x.trip.Moved() {
 		x.id = newID()
-		x.relay = relay{sent: x.relay.sent, wrote: x.relay.wrote, done: x.relay.done}
+		x.seen = relay.Seen{}
 	}
 	o.again, o.filter, o.lane = false, nil, x.class.Lane
 	if len(o.filters) == 0 {
@@ -107,9 +108,6 @@ func (x *exchange) turned(f *refuse.Refusal) (again bool) {
 		return true
 	}
 	f.Seed = x.seed()
-	if x.trip.Moved() { // the client may have its status, or get an engine's words
-		x.arm()
-	}
 	switch h := x.onward.former; {
 	case h == nil, f.Reason == reason.ClientGone, x.g.refusals.Sooner(f, h.refusal):
 		x.blame(f)
@@ -137,7 +135,7 @@ func (x *exchange) sendOn(t policy.Trouble, was former) bool {
 	}
 	n := x.trip.Next(x.policy, &route.Stop{
 		Trouble: t, Class: x.class, Request: &x.asking, Wish: x.onward.wish,
-		Relayed: x.relay.chunks > 0, Left: time.Until(x.arrived.Add(x.limits.Deadline)),
+		Relayed: x.seen.Chunks > 0, Left: time.Until(x.arrived.Add(x.limits.Deadline)),
 	})
 	if n.Move == route.Stay {
 		return false

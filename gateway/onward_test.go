@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"penstock/fleet"
+	"penstock/gateway/relay"
 	"penstock/lane"
 	"penstock/policy/apikey"
 	"penstock/reason"
@@ -313,7 +314,7 @@ func TestGoneOnTheWay(t *testing.T) {
 		<-finished
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if rec.code() != statusClientGone || len(s.canceled) != 1 || s.canceled[0] != n.m.ID {
+		if rec.code() != relay.StatusGone || len(s.canceled) != 1 || s.canceled[0] != n.m.ID {
 			t.Errorf("status %d, cancelled %v, want %s", rec.code(), s.canceled, n.m.ID)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"penstock/gateway/relay"
 	"penstock/lane"
 	"penstock/queue"
 	"penstock/response"
@@ -34,7 +35,7 @@ func TestStream(t *testing.T) {
 		t.Errorf("body = %q, want the engine's bytes", body)
 	}
 	for name, want := range map[string]string{
-		"Content-Type": streamType, "Cache-Control": "no-cache", "X-Accel-Buffering": "no", "X-Request-Id": "mine",
+		"Content-Type": relay.StreamType, "Cache-Control": "no-cache", "X-Accel-Buffering": "no", "X-Request-Id": "mine",
 		"X-Penstock-Node": "n1", "X-Penstock-Attempts": "1", "X-Penstock-Queue-Ms": "12", "X-Penstock-Reason": "",
 	} {
 		if got := resp.Header.Get(name); got != want {

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"penstock/gateway/relay"
 	"penstock/queue"
 	"penstock/reason"
 	"penstock/registry"
@@ -100,7 +101,7 @@ func TestHeadersAreHeld(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		if rec.code() != 200 || rec.body() != "" || rec.header.Get("Content-Type") != streamType {
+		if rec.code() != 200 || rec.body() != "" || rec.header.Get("Content-Type") != relay.StreamType {
 			t.Fatalf("after 45 s: status %d, body %q, type %q, want 200 with an empty stream", rec.code(), rec.body(), rec.header.Get("Content-Type"))
 		}
 		time.Sleep(30 * time.Second)
