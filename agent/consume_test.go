@@ -66,35 +66,32 @@ func TestOutcomes(t *testing.T) {
 		{"stalled after the first byte", nil, tokenThen(failure(reason.Stalled, 0)), ends{"finish failed upstream_lost", 0, 11}},
 		{"engine dies after the first byte", nil, tokenThen(failure(reason.EngineDown, 500)), ends{"finish failed upstream_lost", 0, 11}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := newStage(t).run()
-				m := n.message(4)
-				if tc.change != nil {
-					m = n.message(4, tc.change)
+		onStage(t, tc.name, func(t *testing.T, n *node) {
+			m := n.message(4)
+			if tc.change != nil {
+				m = n.message(4, tc.change)
+			}
+			n.last = m.ID
+			n.open(m)
+			result := make(chan queue.Result, 1)
+			go func() { result <- n.agent.handle(t.Context(), m, func() {}) }()
+			if tc.engine != nil {
+				c := <-n.fake.calls
+				if c.Attempt == m.ID || len(c.Attempt) != 32 {
+					t.Errorf("X-Request-Id: got %q, want 32 fresh digits", c.Attempt)
 				}
-				n.last = m.ID
-				n.open(m)
-				result := make(chan queue.Result, 1)
-				go func() { result <- n.agent.handle(t.Context(), m, func() {}) }()
-				if tc.engine != nil {
-					c := <-n.fake.calls
-					if c.Attempt == m.ID || len(c.Attempt) != 32 {
-						t.Errorf("X-Request-Id: got %q, want 32 fresh digits", c.Attempt)
-					}
-					tc.engine(n, c)
-				}
-				n.settled(<-result, tc.want.after)
-				if got := n.store.calls(); !slices.Equal(got, []string{tc.want.record}) {
-					t.Errorf("record: got %q, want %q", got, tc.want.record)
-				}
-				if got := n.reg.Quota().Settled; got != tc.want.charged {
-					t.Errorf("charged %d tokens, want %d", got, tc.want.charged)
-				}
-				if s := n.agent.State(time.Now()); s.Running != 0 || s.View.Requests != 0 {
-					t.Errorf("afterwards: got %d running, %d in the ledger, want none", s.Running, s.View.Requests)
-				}
-			})
+				tc.engine(n, c)
+			}
+			n.settled(<-result, tc.want.after)
+			if got := n.store.calls(); !slices.Equal(got, []string{tc.want.record}) {
+				t.Errorf("record: got %q, want %q", got, tc.want.record)
+			}
+			if got := n.reg.Quota().Settled; got != tc.want.charged {
+				t.Errorf("charged %d tokens, want %d", got, tc.want.charged)
+			}
+			if s := n.agent.State(time.Now()); s.Running != 0 || s.View.Requests != 0 {
+				t.Errorf("afterwards: got %d running, %d in the ledger, want none", s.Running, s.View.Requests)
+			}
 		})
 	}
 }

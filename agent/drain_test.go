@@ -13,74 +13,58 @@ import (
 )
 
 func TestDrain(t *testing.T) {
-	t.Run("what runs may end", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newStage(t).run()
-			m := n.send(n.message(4))
-			c := <-n.fake.calls
-			c.token(1)
-			from := time.Now()
-			n.stop()
-			synctest.Wait()
-			if h := n.agent.Health(); h.Ready || h.Reason != reason.Draining {
-				t.Errorf("health: got %+v, want draining at once", h)
-			}
-			later := n.send(n.message(4))
-			time.Sleep(20 * time.Second)
-			c.token(2)
-			c.done()
-			n.returned(from, 20*time.Second)
-			if e := n.outcome(m.ID); e.Kind != response.Done {
-				t.Errorf("running request: got %+v, want done", e)
-			}
-			if got := n.of(later.ID); len(got) != 0 {
-				t.Errorf("request after the drain: got %+v, want nothing", got)
-			}
-		})
+	onStage(t, "what runs may end", func(t *testing.T, n *node) {
+		m, c := n.streams()
+		from := time.Now()
+		n.stop()
+		synctest.Wait()
+		if h := n.agent.Health(); h.Ready || h.Reason != reason.Draining {
+			t.Errorf("health: got %+v, want draining at once", h)
+		}
+		later := n.send(n.message(4))
+		time.Sleep(20 * time.Second)
+		c.token(2)
+		c.done()
+		n.returned(from, 20*time.Second)
+		if e := n.outcome(m.ID); e.Kind != response.Done {
+			t.Errorf("running request: got %+v, want done", e)
+		}
+		if got := n.of(later.ID); len(got) != 0 {
+			t.Errorf("request after the drain: got %+v, want nothing", got)
+		}
 	})
-	t.Run("the rest is cut after the grace", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newStage(t).run()
-			streaming := n.send(n.message(4, tenant("a")))
-			(<-n.fake.calls).token(1)
-			n.send(n.message(4, tenant("b"), plain))
-			<-n.fake.calls
-			from := time.Now()
-			n.stop()
-			n.returned(from, n.cfg.Grace)
-			if e := n.outcome(streaming.ID); e.Reason != reason.UpstreamLost {
-				t.Errorf("streaming request: got %+v, want upstream_lost", e)
-			}
-			got := n.store.calls()
-			slices.Sort(got)
-			if want := []string{"finish failed upstream_lost", "release blameless=true"}; !slices.Equal(got, want) {
-				t.Errorf("record: got %q, want %q", got, want)
-			}
-		})
+	onStage(t, "the rest is cut after the grace", func(t *testing.T, n *node) {
+		streaming, _ := n.streams(tenant("a"))
+		n.send(n.message(4, tenant("b"), plain))
+		<-n.fake.calls
+		from := time.Now()
+		n.stop()
+		n.returned(from, n.cfg.Grace)
+		if e := n.outcome(streaming.ID); e.Reason != reason.UpstreamLost {
+			t.Errorf("streaming request: got %+v, want upstream_lost", e)
+		}
+		got := n.store.calls()
+		slices.Sort(got)
+		if want := []string{"finish failed upstream_lost", "release blameless=true"}; !slices.Equal(got, want) {
+			t.Errorf("record: got %q, want %q", got, want)
+		}
 	})
-	t.Run("no record store", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newStage(t).run()
-			n.send(n.message(4))
-			(<-n.fake.calls).token(1)
-			synctest.Wait()
-			n.store.set(func(s *store) { s.away = true })
-			from := time.Now()
-			n.stop()
-			n.returned(from, n.cfg.Grace+cutWithin)
-		})
+	onStage(t, "no record store", func(_ *testing.T, n *node) {
+		n.streams()
+		synctest.Wait()
+		n.store.set(func(s *store) { s.away = true })
+		from := time.Now()
+		n.stop()
+		n.returned(from, n.cfg.Grace+cutWithin)
 	})
-	t.Run("held heads go back", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newStage(t).run()
-			n.full()
-			result := n.deliver(n.message(4, big))
-			from := time.Now()
-			n.stop()
-			if after, again := (<-result).After(); !again || after < queue.MinSuspend || time.Since(from) > 0 {
-				t.Errorf("held head: got suspend %v after %v, want at once", after, time.Since(from))
-			}
-		})
+	onStage(t, "held heads go back", func(t *testing.T, n *node) {
+		n.full()
+		result := n.deliver(n.message(4, big))
+		from := time.Now()
+		n.stop()
+		if after, again := (<-result).After(); !again || after < queue.MinSuspend || time.Since(from) > 0 {
+			t.Errorf("held head: got suspend %v after %v, want at once", after, time.Since(from))
+		}
 	})
 }
 
@@ -96,92 +80,74 @@ func (n *node) returned(from time.Time, want time.Duration) {
 }
 
 func TestPause(t *testing.T) {
-	t.Run("what runs goes on, nothing starts until resume", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newStage(t).run()
-			m := n.send(n.message(4))
-			c := <-n.fake.calls
-			c.token(1)
-			synctest.Wait()
-			if got := n.agent.Pause(); got != 1 {
-				t.Errorf("Pause: got %d in flight, want 1", got)
-			}
-			synctest.Wait()
-			if h := n.agent.Health(); h.Ready || h.Reason != reason.Draining {
-				t.Errorf("health: got %+v, want draining at once", h)
-			}
-			if e := n.directory(); e.State != reason.Draining {
-				t.Errorf("directory: got %v, want draining", e.State)
-			}
-			later := n.send(n.message(4, tenant("other")))
-			time.Sleep(2 * n.cfg.Grace) // the grace of a shutdown does not count
-			c.token(2)
-			c.done()
-			if e := n.outcome(m.ID); e.Kind != response.Done {
-				t.Errorf("running request: got %+v, want done", e)
-			}
-			time.Sleep(time.Second)
-			if got := n.of(later.ID); len(got) != 0 {
-				t.Errorf("request while paused: got %+v, want nothing", got)
-			}
-			from := time.Now()
-			if was, err := n.agent.Resume(); !was || err != nil {
-				t.Errorf("Resume: got %v, %v, want a drain taken back", was, err)
-			}
-			after := n.send(n.message(4, tenant("new")))
-			c = <-n.fake.calls
-			c.token(1)
-			c.done()
-			if e := n.outcome(after.ID); e.Kind != response.Done || time.Since(from) > time.Second {
-				t.Errorf("request after resume: got %+v after %v, want done within a second", e, time.Since(from))
-			}
-			n.until("ready", func() bool { return n.agent.Health().Ready })
-			if was, err := n.agent.Resume(); was || err != nil {
-				t.Errorf("second Resume: got %v, %v, want nothing to take back", was, err)
-			}
-		})
+	onStage(t, "what runs goes on, nothing starts until resume", func(t *testing.T, n *node) {
+		m, c := n.streams()
+		synctest.Wait()
+		if got := n.agent.Pause(); got != 1 {
+			t.Errorf("Pause: got %d in flight, want 1", got)
+		}
+		synctest.Wait()
+		if h := n.agent.Health(); h.Ready || h.Reason != reason.Draining {
+			t.Errorf("health: got %+v, want draining at once", h)
+		}
+		if e := n.directory(); e.State != reason.Draining {
+			t.Errorf("directory: got %v, want draining", e.State)
+		}
+		later := n.send(n.message(4, tenant("other")))
+		time.Sleep(2 * n.cfg.Grace) // the grace of a shutdown does not count
+		c.token(2)
+		c.done()
+		if e := n.outcome(m.ID); e.Kind != response.Done {
+			t.Errorf("running request: got %+v, want done", e)
+		}
+		time.Sleep(time.Second)
+		if got := n.of(later.ID); len(got) != 0 {
+			t.Errorf("request while paused: got %+v, want nothing", got)
+		}
+		from := time.Now()
+		if was, err := n.agent.Resume(); !was || err != nil {
+			t.Errorf("Resume: got %v, %v, want a drain taken back", was, err)
+		}
+		after, c := n.streams(tenant("new"))
+		c.done()
+		if e := n.outcome(after.ID); e.Kind != response.Done || time.Since(from) > time.Second {
+			t.Errorf("request after resume: got %+v after %v, want done within a second", e, time.Since(from))
+		}
+		n.until("ready", func() bool { return n.agent.Health().Ready })
+		if was, err := n.agent.Resume(); was || err != nil {
+			t.Errorf("second Resume: got %v, %v, want nothing to take back", was, err)
+		}
 	})
-	t.Run("shutdown after pause and resume", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newStage(t).run()
-			n.agent.Pause()
-			if _, err := n.agent.Resume(); err != nil {
-				t.Error(err)
-			}
-			n.send(n.message(4))
-			c := <-n.fake.calls
-			c.token(1)
-			from := time.Now()
-			n.stop()
-			synctest.Wait()
-			if was, err := n.agent.Resume(); was || err == nil {
-				t.Errorf("Resume in a shutdown: got %v, %v, want an error", was, err)
-			}
-			time.Sleep(5 * time.Second)
-			c.done()
-			n.returned(from, 5*time.Second)
-		})
+	onStage(t, "shutdown after pause and resume", func(t *testing.T, n *node) {
+		n.agent.Pause()
+		if _, err := n.agent.Resume(); err != nil {
+			t.Error(err)
+		}
+		_, c := n.streams()
+		from := time.Now()
+		n.stop()
+		synctest.Wait()
+		if was, err := n.agent.Resume(); was || err == nil {
+			t.Errorf("Resume in a shutdown: got %v, %v, want an error", was, err)
+		}
+		time.Sleep(5 * time.Second)
+		c.done()
+		n.returned(from, 5*time.Second)
 	})
-	t.Run("shutdown while paused", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newStage(t).run()
-			n.agent.Pause()
-			from := time.Now()
-			n.stop()
-			n.returned(from, 0)
-		})
+	onStage(t, "shutdown while paused", func(_ *testing.T, n *node) {
+		n.agent.Pause()
+		from := time.Now()
+		n.stop()
+		n.returned(from, 0)
 	})
-	t.Run("held heads go back", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newStage(t).run()
-			n.full()
-			result := n.deliver(n.message(4, big))
-			synctest.Wait()
-			n.agent.Pause()
-			if _, again := (<-result).After(); !again {
-				t.Error("held head: got an end, want suspend")
-			}
-		})
+	onStage(t, "held heads go back", func(t *testing.T, n *node) {
+		n.full()
+		result := n.deliver(n.message(4, big))
+		synctest.Wait()
+		n.agent.Pause()
+		if _, again := (<-result).After(); !again {
+			t.Error("held head: got an end, want suspend")
+		}
 	})
 }
 

@@ -35,49 +35,44 @@ func TestEngineFaults(t *testing.T) {
 			}, false, 1200 * time.Millisecond, reason.Blind, "blind 3 s: page away",
 		},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := newStage(t).run()
-				if tc.work {
-					n.send(n.message(4, tenant("other")))
-					c := <-n.fake.calls
-					c.token(1)
-					n.level(0.1)
-				}
-				from := time.Now()
-				n.fake.set(tc.fault)
-				n.until("not ready", func() bool { return !n.agent.Health().Ready })
-				if took := time.Since(from); took > tc.within || n.agent.Health().Reason != tc.want {
-					t.Errorf("not ready: got %v after %v, want %v within %v", n.agent.Health().Reason, took, tc.want, tc.within)
-				}
-				time.Sleep(3 * time.Second)
-				if n.agent.State(time.Now()).Taking {
-					t.Error("lanes: got taken 3 s later, want given up")
-				}
-				if h := n.agent.Health(); h.Why(time.Now()) != tc.why {
-					t.Errorf("why: got %q, want %q", h.Why(time.Now()), tc.why)
-				}
-				if e := n.directory(); e.State != tc.want || e.Why(time.Now()) != tc.why {
-					t.Errorf("directory: got %v, %q; want %v, %q", e.State, e.Why(time.Now()), tc.want, tc.why)
-				}
-				mended := time.Now()
-				n.fake.set(tc.mend)
-				n.until("ready", func() bool { return n.agent.Health().Ready })
-				if took := time.Since(mended); took > 250*time.Millisecond {
-					t.Errorf("ready after %v, want three samples", took)
-				}
-				models := n.fake.models
-				n.until("models", func() bool { return slices.Equal(n.agent.Health().Models, []string{models[0].ID}) })
-				m := n.message(4)
-				m.Lane.Model = models[0].ID
-				n.send(m)
-				c := <-n.fake.calls
-				c.token(1)
-				c.done()
-				if e := n.outcome(m.ID); e.Kind != response.Done {
-					t.Errorf("request after it: got %+v, want done", e)
-				}
-			})
+		onStage(t, tc.name, func(t *testing.T, n *node) {
+			if tc.work {
+				n.streams(tenant("other"))
+				n.level(0.1)
+			}
+			from := time.Now()
+			n.fake.set(tc.fault)
+			n.until("not ready", func() bool { return !n.agent.Health().Ready })
+			if took := time.Since(from); took > tc.within || n.agent.Health().Reason != tc.want {
+				t.Errorf("not ready: got %v after %v, want %v within %v", n.agent.Health().Reason, took, tc.want, tc.within)
+			}
+			time.Sleep(3 * time.Second)
+			if n.agent.State(time.Now()).Taking {
+				t.Error("lanes: got taken 3 s later, want given up")
+			}
+			if h := n.agent.Health(); h.Why(time.Now()) != tc.why {
+				t.Errorf("why: got %q, want %q", h.Why(time.Now()), tc.why)
+			}
+			if e := n.directory(); e.State != tc.want || e.Why(time.Now()) != tc.why {
+				t.Errorf("directory: got %v, %q; want %v, %q", e.State, e.Why(time.Now()), tc.want, tc.why)
+			}
+			mended := time.Now()
+			n.fake.set(tc.mend)
+			n.until("ready", func() bool { return n.agent.Health().Ready })
+			if took := time.Since(mended); took > 250*time.Millisecond {
+				t.Errorf("ready after %v, want three samples", took)
+			}
+			models := n.fake.models
+			n.until("models", func() bool { return slices.Equal(n.agent.Health().Models, []string{models[0].ID}) })
+			m := n.message(4)
+			m.Lane.Model = models[0].ID
+			n.send(m)
+			c := <-n.fake.calls
+			c.token(1)
+			c.done()
+			if e := n.outcome(m.ID); e.Kind != response.Done {
+				t.Errorf("request after it: got %+v, want done", e)
+			}
 		})
 	}
 }

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"penstock/agent/attempt"
 	"penstock/agent/engine"
+	"penstock/queue"
 	"penstock/quota"
 	"penstock/reason"
 	"penstock/registry"
@@ -39,6 +42,22 @@ type upcall struct {
 	say    chan vllm.Chunk
 	fail   chan error
 	answer chan vllm.Answer
+}
+
+// onStage is a test of that name on fake time, with the agent of newStage, ready.
+func onStage(t *testing.T, name string, test func(t *testing.T, n *node)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { test(t, newStage(t).run()) })
+	})
+}
+
+// streams is a request at the engine that has its first token.
+func (n *node) streams(change ...func(*queue.Message)) (*queue.Message, *upcall) {
+	m := n.send(n.message(4, change...))
+	c := <-n.fake.calls
+	c.token(1)
+	return m, c
 }
 
 func newFakeEngine(n *node) *fakeEngine {
