@@ -130,7 +130,7 @@ func read(path string, flags *pflag.FlagSet) (map[string]entry, error) {
 	entries := map[string]entry{}
 	var problems []error
 	for _, doc := range tree.Docs {
-		for _, pair := range pairs(doc.Body) {
+		for _, pair := range document.Pairs(doc.Body) {
 			at := pair.Key.GetToken().Position
 			place := fmt.Sprintf("%s:%d", path, at.Line)
 			name := pair.Key.String()
@@ -157,16 +157,6 @@ func read(path string, flags *pflag.FlagSet) (map[string]entry, error) {
 		}
 	}
 	return entries, errors.Join(problems...)
-}
-
-func pairs(body ast.Node) []*ast.MappingValueNode {
-	switch node := body.(type) {
-	case *ast.MappingNode:
-		return node.Values
-	case *ast.MappingValueNode:
-		return []*ast.MappingValueNode{node}
-	}
-	return nil
 }
 
 func scalars(node ast.Node) ([]string, error) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/goccy/go-yaml"
 
@@ -18,26 +17,13 @@ type Tiers []scheduler.Tier
 
 // Set reads and checks the list; "" is none.
 func (t *Tiers) Set(text string) error {
-	var list []struct {
-		Name    string         `yaml:"name"`
-		Floor   float64        `yaml:"floor"`
-		Ceiling *float64       `yaml:"ceiling"`
-		Age     *time.Duration `yaml:"age"`
-		SLOTTFT time.Duration  `yaml:"slo-ttft"`
-		SLOTPOT time.Duration  `yaml:"slo-tpot"`
-	}
+	var list []policy.TierFile
 	if err := yaml.UnmarshalWithOptions([]byte(text), &list, yaml.Strict()); err != nil {
 		return fmt.Errorf("want a list of {name, floor, ceiling, age, slo-ttft, slo-tpot}: %s", yaml.FormatError(err, false, true))
 	}
 	all := make(Tiers, len(list))
-	for i, from := range list {
-		all[i] = scheduler.Tier{Name: from.Name, Floor: from.Floor, Ceiling: 1, Age: policy.Age(i), SLOTTFT: from.SLOTTFT, SLOTPOT: from.SLOTPOT}
-		if from.Ceiling != nil {
-			all[i].Ceiling = *from.Ceiling
-		}
-		if from.Age != nil {
-			all[i].Age = *from.Age
-		}
+	for i := range list {
+		all[i] = policy.ReadTier(&list[i], i)
 	}
 	if err := scheduler.ValidateTiers(all); err != nil {
 		return err

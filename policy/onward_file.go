@@ -53,8 +53,7 @@ const (
 )
 
 func (p *Policy) readReroutes(d *document.Document, f *file) {
-	if len(f.Reroutes) > MaxReroutes {
-		d.Wrong([]any{"reroutes"}, "%d reroutes; write at most %d", len(f.Reroutes), MaxReroutes)
+	if !d.Most([]any{"reroutes"}, "reroutes", len(f.Reroutes), MaxReroutes) {
 		return
 	}
 	names := map[string]bool{}
@@ -140,8 +139,7 @@ func (u *Reroute) readTrouble(d *document.Document, at []any, word string) {
 }
 
 func (p *Policy) readFilters(d *document.Document, f *file) {
-	if len(f.Filters) > MaxFilters {
-		d.Wrong([]any{"filters"}, "%d filters; write at most %d", len(f.Filters), MaxFilters)
+	if !d.Most([]any{"filters"}, "filters", len(f.Filters), MaxFilters) {
 		return
 	}
 	names := map[string]bool{}

@@ -17,12 +17,6 @@ import (
 	"penstock/scheduler"
 )
 
-// Age is that of the tier at place which names none.
-func Age(place int) time.Duration {
-	ages := [...]time.Duration{5 * time.Second, 5 * time.Second, 30 * time.Second, 120 * time.Second}
-	return ages[min(place, len(ages)-1)]
-}
-
 // Parse reads a policy. All problems that can be found are reported together, each
 // with its line, the value and the fix. Keys of tenants are given as hashes, so that
 // no error quotes one.
@@ -68,14 +62,8 @@ func (p *Policy) readTiers(d *document.Document, f *file) {
 		p.Tiers, p.tiered = make([]Tier, len(f.Tiers)), true
 	}
 	for i, from := range f.Tiers {
-		t := Tier{Name: from.Name, Floor: from.Floor, Ceiling: 1, Age: Age(i), SLOTTFT: from.SLOTTFT, SLOTPOT: from.SLOTPOT}
-		if from.Ceiling != nil {
-			t.Ceiling = *from.Ceiling
-		}
-		if from.Age != nil {
-			t.Age = *from.Age
-			d.Time([]any{"tiers", i, "age"}, t.Age, 600*time.Second)
-		}
+		t := ReadTier(&from.TierFile, i)
+		d.Time([]any{"tiers", i, "age"}, t.Age, 600*time.Second)
 		d.Time([]any{"tiers", i, "slo-ttft"}, t.SLOTTFT, 600*time.Second)
 		d.Time([]any{"tiers", i, "slo-tpot"}, t.SLOTPOT, time.Minute)
 		d.Word([]any{"tiers", i, "name"}, t.Name, maxTierName)
@@ -103,8 +91,7 @@ func (p *Policy) place(d *document.Document, path []any, name string) int {
 }
 
 func (p *Policy) readTenants(d *document.Document, f *file) {
-	if len(f.Tenants) > MaxTenants {
-		d.Wrong([]any{"tenants"}, "%d tenants; write at most %d", len(f.Tenants), MaxTenants)
+	if !d.Most([]any{"tenants"}, "tenants", len(f.Tenants), MaxTenants) {
 		return
 	}
 	keys := &apikey.Keys{}
@@ -124,8 +111,7 @@ func (p *Policy) readTenants(d *document.Document, f *file) {
 			d.Wrong(append(at, "deadline"), "deadline %s is longer than max-deadline %s", from.Deadline, from.MaxDeadline)
 		}
 		t.quotas = p.shared.ReadTenant(d, at, name, &from.Quotas)
-		if len(from.Keys) > MaxKeys {
-			d.Wrong(append(at, "keys"), "%d keys; write at most %d", len(from.Keys), MaxKeys)
+		if !d.Most(append(at, "keys"), "keys", len(from.Keys), MaxKeys) {
 			continue
 		}
 		for i, key := range from.Keys {
@@ -149,8 +135,7 @@ func (p *Policy) readTenants(d *document.Document, f *file) {
 }
 
 func (p *Policy) readAliases(d *document.Document, f *file) {
-	if len(f.Models) > MaxAliases {
-		d.Wrong([]any{"models"}, "%d models; write at most %d", len(f.Models), MaxAliases)
+	if !d.Most([]any{"models"}, "models", len(f.Models), MaxAliases) {
 		return
 	}
 	p.aliases = make(map[string][]Target, len(f.Models))
@@ -193,8 +178,7 @@ func (p *Policy) readAliases(d *document.Document, f *file) {
 }
 
 func (p *Policy) readRules(d *document.Document, f *file) {
-	if len(f.Rules) > MaxRules {
-		d.Wrong([]any{"rules"}, "%d rules; write at most %d", len(f.Rules), MaxRules)
+	if !d.Most([]any{"rules"}, "rules", len(f.Rules), MaxRules) {
 		return
 	}
 	p.rules = make([]Rule, 0, len(f.Rules))
@@ -242,9 +226,7 @@ func readWhen(d *document.Document, at []any, w *fileWhen) Rule {
 			d.Wrong(append(at, key), "min %d is above max %d", *s.Min, *s.Max)
 		}
 	}
-	if len(r.headers) > document.MaxList {
-		d.Wrong(append(at, "headers"), "%d headers; write at most %d", len(r.headers), document.MaxList)
-	}
+	d.Most(append(at, "headers"), "headers", len(r.headers), document.MaxList)
 	return r
 }
 

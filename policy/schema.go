@@ -25,13 +25,34 @@ type file struct {
 }
 
 type fileTier struct {
+	TierFile `yaml:",inline"`
+	Slice    int `yaml:"slice"` // tokens per minute of quota that it has for itself
+}
+
+// TierFile is a tier as it is written, in a policy or in a flag. The YAML reader's errors
+// quote the name of a type, so it has none of its own.
+type TierFile = struct {
 	Name    string         `yaml:"name"`
 	Floor   float64        `yaml:"floor"`
 	Ceiling *float64       `yaml:"ceiling"`
 	Age     *time.Duration `yaml:"age"`
 	SLOTTFT time.Duration  `yaml:"slo-ttft"`
 	SLOTPOT time.Duration  `yaml:"slo-tpot"`
-	Slice   int            `yaml:"slice"` // tokens per minute of quota that it has for itself
+}
+
+// ages are those of tiers that name none, by place; all after have the last.
+var ages = [...]time.Duration{5 * time.Second, 5 * time.Second, 30 * time.Second, 120 * time.Second}
+
+// ReadTier is the tier at place, from 0, with what is not written. Nothing is checked.
+func ReadTier(f *TierFile, place int) Tier {
+	t := Tier{Name: f.Name, Floor: f.Floor, Ceiling: 1, Age: ages[min(place, len(ages)-1)], SLOTTFT: f.SLOTTFT, SLOTPOT: f.SLOTPOT}
+	if f.Ceiling != nil {
+		t.Ceiling = *f.Ceiling
+	}
+	if f.Age != nil {
+		t.Age = *f.Age
+	}
+	return t
 }
 
 type fileTenant struct {

@@ -52,10 +52,17 @@ func (d *Document) Word(at []any, s string, most int) {
 	}
 }
 
+// Most wants at most most of what, and reports whether n is no more.
+func (d *Document) Most(at []any, what string, n, most int) bool {
+	if n > most {
+		d.Wrong(at, "%d %s; write at most %d", n, what, most)
+	}
+	return n <= most
+}
+
 // List wants at most MaxList words of at most MaxWord bytes.
 func (d *Document) List(at []any, list []string) {
-	if len(list) > MaxList {
-		d.Wrong(at, "%d entries; write at most %d", len(list), MaxList)
+	if !d.Most(at, "entries", len(list), MaxList) {
 		return
 	}
 	for i, s := range list {

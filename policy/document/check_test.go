@@ -25,6 +25,8 @@ func TestChecks(t *testing.T) {
 		{"no word", func(d *Document) { d.Word(it, "", 3) }, `line 1: "": write 1 to 3 printable bytes`},
 		{"a long word", func(d *Document) { d.Word(it, long, 2) }, "write 1 to 2 printable bytes"},
 		{"a control character", func(d *Document) { d.Word(it, "\x7f", 3) }, "printable bytes"},
+		{"as many as may be", func(d *Document) { d.Most(it, "books", 2, 2) }, ""},
+		{"too many", func(d *Document) { d.Most(it, "books", 3, 2) }, "line 1: 3 books; write at most 2"},
 		{"a list", func(d *Document) { d.List(it, make([]string, MaxList+1)) }, "line 1: 65 entries; write at most 64"},
 		{"a word of a list", func(d *Document) { d.List(it, []string{"one", ""}) }, "it: [one, two]\n              ^"},
 		{"a name", func(d *Document) { d.Name(names, "rule", 0, "x", map[string]bool{}) }, ""},

@@ -117,7 +117,7 @@ func (d *Document) check(node ast.Node, t reflect.Type) {
 		return
 	}
 	known := fields(t)
-	for _, pair := range pairs(node) {
+	for _, pair := range Pairs(node) {
 		key := pair.Key.GetToken().Value
 		switch {
 		case pair.Key.Type() == ast.MergeKeyType:
@@ -221,7 +221,7 @@ func (d *Document) Wrong(path []any, format string, args ...any) {
 		var next ast.Node
 		switch step := step.(type) {
 		case string:
-			for _, pair := range pairs(node) {
+			for _, pair := range Pairs(node) {
 				if pair.Key.GetToken().Value == step {
 					next, shown = pair.Value, pair.Key
 				}
@@ -240,7 +240,8 @@ func (d *Document) Wrong(path []any, format string, args ...any) {
 	d.fault(shown, format, args...)
 }
 
-func pairs(node ast.Node) []*ast.MappingValueNode {
+// Pairs are the keys of a mapping with their values, in order; none of anything else.
+func Pairs(node ast.Node) []*ast.MappingValueNode {
 	switch node := node.(type) {
 	case *ast.MappingNode:
 		return node.Values

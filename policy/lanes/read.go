@@ -50,8 +50,7 @@ func Read(d *document.Document, f *File, tiers []string) Lanes {
 	}
 	l.rest = f.Default.over(Limits{})
 	l.rest.check(d, []any{"lanes", "default"})
-	if len(f.Patterns) > MaxPatterns {
-		d.Wrong([]any{"lanes", "patterns"}, "%d patterns; write at most %d", len(f.Patterns), MaxPatterns)
+	if !d.Most([]any{"lanes", "patterns"}, "patterns", len(f.Patterns), MaxPatterns) {
 		return l
 	}
 	for i, from := range f.Patterns {

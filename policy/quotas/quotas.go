@@ -133,8 +133,7 @@ func (s *Shared) ReadTenant(d *document.Document, at []any, name string, f *File
 		entry: name, own: read(d, append(at, "quota"), &f.Quota, quota.Tenant, name),
 		perKey: read(d, append(at, "key-quota"), &f.KeyQuota, quota.Key, "key"),
 	}
-	if len(f.ModelQuota) > document.MaxList {
-		d.Wrong(append(at, "model-quota"), "%d models; write at most %d", len(f.ModelQuota), document.MaxList)
+	if !d.Most(append(at, "model-quota"), "models", len(f.ModelQuota), document.MaxList) {
 		return t
 	}
 	most := 0
@@ -165,8 +164,6 @@ func ReadShared(d *document.Document, f *File, slices []Slice) Shared {
 			d.Wrong(at, "the slices add up to %d tokens per minute; quota has tokens-per-minute: %d for all tenants, write more there or less here", sum, f.Tokens)
 		}
 	}
-	if len(s.limits) > quota.MaxLimits {
-		d.Wrong([]any{"quota"}, "%d limits; write at most %d", len(s.limits), quota.MaxLimits)
-	}
+	d.Most([]any{"quota"}, "limits", len(s.limits), quota.MaxLimits)
 	return s
 }
