@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"penstock/reason"
-	"penstock/response"
 	"penstock/scraper/nvml"
 )
 
@@ -31,13 +30,7 @@ func TestGPUFaults(t *testing.T) {
 			}
 			n.agent.observeGPU(nvml.Sample{At: time.Now(), State: nvml.OK, Reason: reason.OK})
 			n.until("ready", func() bool { return n.agent.Health().Ready })
-			n.send(m)
-			c := <-n.fake.calls
-			c.token(1)
-			c.done()
-			if e := n.outcome(m.ID); e.Kind != response.Done {
-				t.Errorf("request after it: got %+v, want done", e)
-			}
+			n.serves(m)
 		})
 	}
 }

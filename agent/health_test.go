@@ -9,7 +9,6 @@ import (
 
 	"penstock/reason"
 	"penstock/registry"
-	"penstock/response"
 	"penstock/vllm"
 )
 
@@ -66,13 +65,7 @@ func TestEngineFaults(t *testing.T) {
 			n.until("models", func() bool { return slices.Equal(n.agent.Health().Models, []string{models[0].ID}) })
 			m := n.message(4)
 			m.Lane.Model = models[0].ID
-			n.send(m)
-			c := <-n.fake.calls
-			c.token(1)
-			c.done()
-			if e := n.outcome(m.ID); e.Kind != response.Done {
-				t.Errorf("request after it: got %+v, want done", e)
-			}
+			n.serves(m)
 		})
 	}
 }

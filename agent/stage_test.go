@@ -60,6 +60,18 @@ func (n *node) streams(change ...func(*queue.Message)) (*queue.Message, *upcall)
 	return m, c
 }
 
+// serves sends m, which is to be done.
+func (n *node) serves(m *queue.Message) {
+	n.t.Helper()
+	n.send(m)
+	c := <-n.fake.calls
+	c.token(1)
+	c.done()
+	if e := n.outcome(m.ID); e.Kind != response.Done {
+		n.t.Errorf("request after it: got %+v, want done", e)
+	}
+}
+
 func newFakeEngine(n *node) *fakeEngine {
 	return &fakeEngine{
 		n: n, calls: make(chan *upcall, 1024), models: []vllm.Model{{ID: "q", MaxModelLen: 8192}},
