@@ -33,7 +33,10 @@ var allowed = map[string][]string{
 	"registry/registrytest": {"registry", "lane", "quota", "reason"},
 	"registry/redis":        {"registry", "registry/door", "lane", "quota", "reason"},
 	"response/redis":        {"response"},
-	"queue/rocketmq":        {"queue", "lane"},
+	"queue/rocketmq":        {"queue", "queue/rocketmq/proxy", "lane"},
+
+	"queue/rocketmq/proxy":           {"queue"},
+	"queue/rocketmq/proxy/proxytest": {},
 
 	"policy": {
 		"policy/apikey", "policy/document", "policy/glob", "policy/lanes", "policy/quotas", "lane", "quota", "reason", "scheduler",
@@ -109,7 +112,7 @@ var allowed = map[string][]string{
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "policy", "policy/document", "scheduler", "scraper", "vllm"},
 	"load":         {},
-	"doctor":       {"queue/rocketmq", "registry/redis", "scraper", "vllm"},
+	"doctor":       {"queue/rocketmq/proxy", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},
 
 	"cmd/penstock-nvml": {"scraper/nvml/wire"},

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"penstock/queue/rocketmq"
+	"penstock/queue/rocketmq/proxy"
 	"penstock/registry/redis"
 	"penstock/scraper"
 	"penstock/vllm"
@@ -57,7 +57,7 @@ type Port struct{ Flag, Address string }
 // Probes look at the world; each ends soon after its context.
 type Probes struct {
 	Dial      func(ctx context.Context, address string) error
-	RocketMQ  func(ctx context.Context) (rocketmq.Report, error)
+	RocketMQ  func(ctx context.Context) (proxy.Report, error)
 	Redis     func(ctx context.Context) (redis.Report, error)
 	Models    func(ctx context.Context) ([]vllm.Model, error)
 	Version   func(ctx context.Context) (string, error)

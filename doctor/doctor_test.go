@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"penstock/queue/rocketmq"
+	"penstock/queue/rocketmq/proxy"
 	"penstock/registry/redis"
 	"penstock/scraper"
 	"penstock/vllm"
@@ -27,7 +27,7 @@ const groupFix = "mqadmin updateSubGroup -c DefaultCluster -g penstock-agents -o
 
 // world is what well's probes see.
 type world struct {
-	broker rocketmq.Report
+	broker proxy.Report
 	redis  redis.Report
 	page   scraper.Report
 	models []vllm.Model
@@ -40,9 +40,9 @@ type world struct {
 }
 
 func well() *world {
-	answered := rocketmq.Answer{Code: "OK"}
+	answered := proxy.Answer{Code: "OK"}
 	return &world{
-		broker: rocketmq.Report{
+		broker: proxy.Report{
 			Route: answered, Types: []string{"LITE"}, Queues: 1, Brokers: []string{"broker-a"}, Addresses: []string{"broker:8081"},
 			Group: answered, Ordered: true, Batch: 1, Attempts: 10_001, Quota: 10_000, Bind: answered,
 		},
@@ -65,7 +65,7 @@ func (w *world) probes() Probes {
 			}
 			return nil
 		},
-		RocketMQ:  func(context.Context) (rocketmq.Report, error) { return w.broker, w.brokerErr },
+		RocketMQ:  func(context.Context) (proxy.Report, error) { return w.broker, w.brokerErr },
 		Redis:     func(context.Context) (redis.Report, error) { return w.redis, w.redisErr },
 		Models:    func(context.Context) ([]vllm.Model, error) { return w.models, w.modelsErr },
 		Version:   func(context.Context) (string, error) { return "0.32.0", w.versionErr },
@@ -105,24 +105,24 @@ func TestChecks(t *testing.T) {
 	}{
 		{"proxy away", func(w *world) { w.away["broker:8081"] = true }, "RocketMQ/proxy", Fail, "refused", "--rocketmq", "RocketMQ/topic"},
 		{"no gRPC in plain text", func(w *world) {
-			w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "error reading server preface: EOF"}}
+			w.broker = proxy.Report{Route: proxy.Answer{Text: "error reading server preface: EOF"}}
 		}, "RocketMQ/proxy", Fail, "server preface", "if it speaks TLS, --rocketmq-ca-file", "RocketMQ/group"},
 		{"another issuer", func(w *world) {
-			w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "tls: failed to verify certificate: x509: certificate signed by unknown authority"}}
+			w.broker = proxy.Report{Route: proxy.Answer{Text: "tls: failed to verify certificate: x509: certificate signed by unknown authority"}}
 		}, "RocketMQ/proxy", Fail, "x509", "issuer of the proxy's certificate with --rocketmq-ca-file", "RocketMQ/group"},
 		{"no TLS", func(w *world) {
-			w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "tls: first record does not look like a TLS handshake"}}
+			w.broker = proxy.Report{Route: proxy.Answer{Text: "tls: first record does not look like a TLS handshake"}}
 		}, "RocketMQ/proxy", Fail, "first record", "leave --rocketmq-ca-file out", "RocketMQ/group"},
-		{"silent", func(w *world) { w.broker = rocketmq.Report{Route: rocketmq.Answer{Text: "no answer"}} }, "RocketMQ/proxy", Fail, "no answer", "gRPC port", "RocketMQ/group"},
+		{"silent", func(w *world) { w.broker = proxy.Report{Route: proxy.Answer{Text: "no answer"}} }, "RocketMQ/proxy", Fail, "no answer", "gRPC port", "RocketMQ/group"},
 		{"no rights", func(w *world) {
-			w.broker = rocketmq.Report{Route: rocketmq.Answer{Code: "UNAUTHORIZED", Text: "User:a has no permission to access Topic:penstock"}}
+			w.broker = proxy.Report{Route: proxy.Answer{Code: "UNAUTHORIZED", Text: "User:a has no permission to access Topic:penstock"}}
 		}, "RocketMQ/proxy", Fail, "no permission", "mqadmin createAcl", "RocketMQ/group"},
 		{"no right to the group", func(w *world) {
-			w.broker.Group = rocketmq.Answer{Code: "UNAUTHORIZED", Text: "User:a has no permission to access Group:penstock-agents"}
+			w.broker.Group = proxy.Answer{Code: "UNAUTHORIZED", Text: "User:a has no permission to access Group:penstock-agents"}
 		}, "RocketMQ/group", Fail, "no permission", "Sub on topic and group for an agent", "RocketMQ/batch"},
-		{"bad credentials", func(w *world) { w.broker = rocketmq.Report{Route: rocketmq.Answer{Code: "UNAUTHORIZED"}} }, "RocketMQ/proxy", Fail, "UNAUTHORIZED", "--rocketmq-credentials-file", "RocketMQ/group"},
+		{"bad credentials", func(w *world) { w.broker = proxy.Report{Route: proxy.Answer{Code: "UNAUTHORIZED"}} }, "RocketMQ/proxy", Fail, "UNAUTHORIZED", "--rocketmq-credentials-file", "RocketMQ/group"},
 		{"no topic", func(w *world) {
-			w.broker = rocketmq.Report{Route: rocketmq.Answer{Code: "TOPIC_NOT_FOUND", Text: "CODE: 17\nsee"}}
+			w.broker = proxy.Report{Route: proxy.Answer{Code: "TOPIC_NOT_FOUND", Text: "CODE: 17\nsee"}}
 		}, "RocketMQ/topic", Fail, "TOPIC_NOT_FOUND: CODE: 17", "-t penstock -r 1 -w 1 -a +message.type=LITE,+lite.topic.expiration=60", "RocketMQ/group"},
 		{"a normal topic", func(w *world) { w.broker.Types = []string{"NORMAL"} }, "RocketMQ/topic", Fail, "NORMAL", "+message.type=LITE", ""},
 		{"eight queues", func(w *world) { w.broker.Queues = 8 }, "RocketMQ/topic queues", Warn, "8", "-r 1 -w 1", ""},
@@ -130,15 +130,15 @@ func TestChecks(t *testing.T) {
 			w.broker.Addresses = []string{"10.0.0.1:8081"}
 			w.away["10.0.0.1:8081"] = true
 		}, "RocketMQ/route", Fail, "not reachable: 10.0.0.1:8081", "useEndpointPortFromRequest", ""},
-		{"no group", func(w *world) { w.broker.Group = rocketmq.Answer{Text: "group not found: penstock-agents"} }, "RocketMQ/group", Fail, "not found", groupFix, "RocketMQ/group order"},
+		{"no group", func(w *world) { w.broker.Group = proxy.Answer{Text: "group not found: penstock-agents"} }, "RocketMQ/group", Fail, "not found", groupFix, "RocketMQ/group order"},
 		{"another's group", func(w *world) {
-			w.broker.Group = rocketmq.Answer{Text: "lite group is expected to bind topic a, but actual is b"}
+			w.broker.Group = proxy.Answer{Text: "lite group is expected to bind topic a, but actual is b"}
 		}, "RocketMQ/group", Fail, "expected to bind", "another --group", "RocketMQ/batch"},
 		{"wildcard group", func(w *world) {
-			w.broker.Bind = rocketmq.Answer{Code: "INTERNAL_SERVER_ERROR", Text: "subscribe lite operation is not supported for this group"}
+			w.broker.Bind = proxy.Answer{Code: "INTERNAL_SERVER_ERROR", Text: "subscribe lite operation is not supported for this group"}
 		}, "RocketMQ/lite binding", Fail, "lite.sub.wildcard", "-lite.sub.wildcard,+lite.bind.topic=penstock", ""},
-		{"quota reached", func(w *world) { w.broker.Bind = rocketmq.Answer{Code: "LITE_SUBSCRIPTION_QUOTA_EXCEEDED"} }, "RocketMQ/lite binding", Fail, "QUOTA", groupFix, ""},
-		{"local proxy", func(w *world) { w.broker.Bind = rocketmq.Answer{Code: "NOT_IMPLEMENTED"} }, "RocketMQ/lite binding", Fail, "NOT_IMPLEMENTED", "-pm cluster", ""},
+		{"quota reached", func(w *world) { w.broker.Bind = proxy.Answer{Code: "LITE_SUBSCRIPTION_QUOTA_EXCEEDED"} }, "RocketMQ/lite binding", Fail, "QUOTA", groupFix, ""},
+		{"local proxy", func(w *world) { w.broker.Bind = proxy.Answer{Code: "NOT_IMPLEMENTED"} }, "RocketMQ/lite binding", Fail, "NOT_IMPLEMENTED", "-pm cluster", ""},
 		{"unordered", func(w *world) { w.broker.Ordered = false }, "RocketMQ/group order", Fail, "false", groupFix, ""},
 		{"sixteen retries", func(w *world) { w.broker.Attempts = 17 }, "RocketMQ/group retries", Fail, "17", groupFix, ""},
 		{"default quota", func(w *world) { w.broker.Quota = 2000 }, "RocketMQ/lane quota", Warn, "2000", groupFix, ""},
@@ -223,7 +223,7 @@ func TestTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := well().probes()
 		silent := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-		p.RocketMQ = func(ctx context.Context) (rocketmq.Report, error) { return rocketmq.Report{}, silent(ctx) }
+		p.RocketMQ = func(ctx context.Context) (proxy.Report, error) { return proxy.Report{}, silent(ctx) }
 		p.Dial = func(ctx context.Context, _ string) error {
 			return &net.OpError{Op: "dial", Net: "tcp", Err: silent(ctx)}
 		}

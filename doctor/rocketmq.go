@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"penstock/queue/rocketmq"
+	"penstock/queue/rocketmq/proxy"
 )
 
 const (
@@ -39,7 +39,7 @@ func checkRocketMQ(ctx context.Context, cfg Config, p Probes) []Check {
 type none struct{}
 
 // judgeRoute is the proxy's answer and what it says of the topic.
-func judgeRoute(cfg Config, r rocketmq.Report, reached time.Duration) []Check {
+func judgeRoute(cfg Config, r proxy.Report, reached time.Duration) []Check {
 	answers := ok("proxy", "%s answers, connected in %v", cfg.RocketMQ, rounded(reached))
 	switch r.Route.Code {
 	case "OK":
@@ -85,7 +85,7 @@ func checkAddresses(ctx context.Context, cfg Config, p Probes, addresses []strin
 }
 
 // judgeGroup is the consumer group as a lite consumer finds it.
-func judgeGroup(cfg Config, r rocketmq.Report) []Check {
+func judgeGroup(cfg Config, r proxy.Report) []Check {
 	fix := groupLine(cfg, "")
 	if r.Group.Code == "UNAUTHORIZED" {
 		c := Check{Name: "group", Status: Fail, Evidence: cfg.Group + ": " + oneLine(r.Group.String()), Fix: r.Group.Fix()}
@@ -111,7 +111,7 @@ func judgeGroup(cfg Config, r rocketmq.Report) []Check {
 	}
 }
 
-func judgeBind(cfg Config, a rocketmq.Answer) Check {
+func judgeBind(cfg Config, a proxy.Answer) Check {
 	const name = "lite binding"
 	switch {
 	case a.OK():

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"penstock/queue/rocketmq"
+	"penstock/queue/rocketmq/proxy"
 	"penstock/reason"
 	"penstock/registry/redis"
 )
@@ -19,8 +19,8 @@ import (
 // TestRealSecure visits a broker and a Redis with TLS and users: well with the right
 // ones, and with the line and the fix for what is wrong.
 func TestRealSecure(t *testing.T) {
-	proxy, keys, addr, dir := os.Getenv("E2E_ROCKETMQ"), os.Getenv("E2E_ROCKETMQ_SECURE"), os.Getenv("E2E_REDIS_TLS"), os.Getenv("E2E_REDIS_SECURE")
-	if proxy == "" || keys == "" || addr == "" || dir == "" {
+	broker, keys, addr, dir := os.Getenv("E2E_ROCKETMQ"), os.Getenv("E2E_ROCKETMQ_SECURE"), os.Getenv("E2E_REDIS_TLS"), os.Getenv("E2E_REDIS_SECURE")
+	if broker == "" || keys == "" || addr == "" || dir == "" {
 		t.Fatal("E2E_ROCKETMQ, E2E_ROCKETMQ_SECURE, E2E_REDIS_TLS and E2E_REDIS_SECURE are not all set; run scripts/e2e")
 	}
 	text, err := os.ReadFile(filepath.Join(keys, "penstock"))
@@ -30,30 +30,30 @@ func TestRealSecure(t *testing.T) {
 	user := strings.Fields(string(text))
 	for _, tc := range []struct {
 		name   string
-		change func(*rocketmq.Config, *redis.Config)
+		change func(*proxy.Config, *redis.Config)
 		checks map[string]string // that fail, and what is in their fix
 	}{
-		{"the right ones", func(*rocketmq.Config, *redis.Config) {}, nil},
+		{"the right ones", func(*proxy.Config, *redis.Config) {}, nil},
 		{
-			"secrets", func(q *rocketmq.Config, r *redis.Config) {
+			"secrets", func(q *proxy.Config, r *redis.Config) {
 				q.SecretKey, r.PasswordFile = "wrong", filepath.Join(dir, "reader")
 			},
 			map[string]string{"RocketMQ/proxy": "--rocketmq-credentials-file", "Redis/reachable": "--redis-password-file"},
 		},
 		{
-			"issuers", func(q *rocketmq.Config, r *redis.Config) { q.CAFile, r.CAFile = "system", "" },
+			"issuers", func(q *proxy.Config, r *redis.Config) { q.CAFile, r.CAFile = "system", "" },
 			map[string]string{"RocketMQ/proxy": "--rocketmq-ca-file", "Redis/reachable": "--redis-ca-file"},
 		},
 		{
-			"plain text", func(q *rocketmq.Config, r *redis.Config) {
+			"plain text", func(q *proxy.Config, r *redis.Config) {
 				q.CAFile, r.CAFile, r.Addr = "", "", "redis://penstock@"+addr
 			},
 			map[string]string{"RocketMQ/proxy": "--rocketmq-ca-file", "Redis/reachable": "rediss://"},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			q, r := rocketmq.DefaultConfig(), redis.DefaultConfig()
-			q.Endpoint, q.AccessKey, q.SecretKey, q.CAFile = proxy, user[0], user[1], filepath.Join(keys, "ca.pem")
+			q, r := proxy.DefaultConfig(), redis.DefaultConfig()
+			q.Endpoint, q.AccessKey, q.SecretKey, q.CAFile = broker, user[0], user[1], filepath.Join(keys, "ca.pem")
 			r.Addr, r.PasswordFile, r.CAFile = "rediss://penstock@"+addr, filepath.Join(dir, "penstock"), filepath.Join(dir, "ca.pem")
 			r.Terminal = func(string, string, reason.Reason) []byte { return nil }
 			tc.change(&q, &r)
@@ -65,11 +65,11 @@ func TestRealSecure(t *testing.T) {
 				}
 				return err
 			}
-			p.RocketMQ = func(ctx context.Context) (rocketmq.Report, error) { return rocketmq.Inspect(ctx, q) }
+			p.RocketMQ = func(ctx context.Context) (proxy.Report, error) { return proxy.Inspect(ctx, q) }
 			p.Redis = func(ctx context.Context) (redis.Report, error) { return redis.Inspect(ctx, r) }
 			began := time.Now()
 			failed := map[string]string{}
-			for _, c := range Run(t.Context(), Config{RocketMQ: proxy, Topic: q.Topic, Group: q.Group, Redis: addr}, p) {
+			for _, c := range Run(t.Context(), Config{RocketMQ: broker, Topic: q.Topic, Group: q.Group, Redis: addr}, p) {
 				if c.Status == Fail {
 					failed[c.Group+"/"+c.Name] = c.Fix
 				}

@@ -19,7 +19,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"penstock/doctor"
-	"penstock/queue/rocketmq"
+	"penstock/queue/rocketmq/proxy"
 	registryredis "penstock/registry/redis"
 	"penstock/scraper"
 	"penstock/vllm"
@@ -155,7 +155,7 @@ func newProbes(opts *options, back *backends) (doctor.Probes, func(), error) {
 			}
 			return conn.Close()
 		},
-		RocketMQ: func(ctx context.Context) (rocketmq.Report, error) { return rocketmq.Inspect(ctx, back.rocketmq) },
+		RocketMQ: func(ctx context.Context) (proxy.Report, error) { return proxy.Inspect(ctx, back.rocketmq.Config) },
 		Redis: func(ctx context.Context) (registryredis.Report, error) {
 			return registryredis.Inspect(ctx, back.registry)
 		},

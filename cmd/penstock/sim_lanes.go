@@ -20,6 +20,7 @@ import (
 	"penstock/lane"
 	"penstock/queue/isolation"
 	"penstock/queue/rocketmq"
+	"penstock/queue/rocketmq/proxy"
 )
 
 func newSimLanes() *cobra.Command {
@@ -138,7 +139,7 @@ const perCase = 5 * time.Second
 func simLanesReady(ctx context.Context, cfg rocketmq.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, doctorWithin)
 	defer cancel()
-	r, err := rocketmq.Inspect(ctx, cfg)
+	r, err := proxy.Inspect(ctx, cfg.Config)
 	if err != nil {
 		return usage("%w", err)
 	}

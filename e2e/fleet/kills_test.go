@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"penstock/queue/rocketmq"
+	"penstock/queue/rocketmq/proxy"
 )
 
 // kill is one component's death, and how it comes back.
@@ -63,11 +63,11 @@ func (f *fleet) kills() []kill {
 
 // routed waits until the proxy says where the topic is.
 func routed() error {
-	cfg := rocketmq.DefaultConfig()
+	cfg := proxy.DefaultConfig()
 	cfg.Endpoint = addr(5)
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
-		got, err := rocketmq.Inspect(ctx, cfg)
+		got, err := proxy.Inspect(ctx, cfg)
 		cancel()
 		if err == nil && got.Route.OK() && len(got.Brokers) > 0 {
 			return nil

@@ -16,6 +16,7 @@ import (
 
 	"penstock/lane"
 	"penstock/queue"
+	"penstock/queue/rocketmq/proxy"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files")
@@ -145,8 +146,8 @@ func TestBounds(t *testing.T) {
 		says   string
 	}{
 		"usual":               {func(*queue.Message) {}, ""},
-		"largest body":        {func(m *queue.Message) { m.Body = make([]byte, MaxBody) }, ""},
-		"body too large":      {func(m *queue.Message) { m.Body = make([]byte, MaxBody+1) }, "maxMessageSize"},
+		"largest body":        {func(m *queue.Message) { m.Body = make([]byte, proxy.MaxBody) }, ""},
+		"body too large":      {func(m *queue.Message) { m.Body = make([]byte, proxy.MaxBody+1) }, "maxMessageSize"},
 		"tenant of 10 kB":     {func(m *queue.Message) { m.Lane.Tenant = strings.Repeat("x", 10_000) }, ""},
 		"tenant of 10 kB NUL": {func(m *queue.Message) { m.Lane.Tenant = strings.Repeat("\x00", 10_000) }, "16 KiB"},
 		"long traceparent":    {func(m *queue.Message) { m.Traceparent = strings.Repeat("x", 20_000) }, ""},

@@ -10,26 +10,16 @@ import (
 	"sync/atomic"
 	"time"
 
-	rmq "github.com/apache/rocketmq-clients/golang/v5"
-	"github.com/apache/rocketmq-clients/golang/v5/credentials"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"penstock/lane"
 	"penstock/queue"
+	"penstock/queue/rocketmq/proxy"
 )
 
-const (
-	// startWithin bounds one start of the client; with a proxy it takes a good second.
-	startWithin = 10 * time.Second
-	// silence is how long the proxy may say nothing (heartbeats are every 10 s), and a
-	// long poll (20 s) may take, before the client is replaced.
-	silence = 45 * time.Second
-	// complained is how often one complaint is logged.
-	complained = 10 * time.Second
-	// strange is how old a message of a known version that cannot be read may become: it
-	// has been with several agents by then, and its lane goes on without it.
-	strange = time.Minute
-)
+// strange is how old a message of a known version that cannot be read may become: it
+// has been with several agents by then, and its lane goes on without it.
+const strange = time.Minute
 
 // Consumer takes messages for one engine. It is safe for concurrent use.
 type Consumer struct {
@@ -97,7 +87,7 @@ func (c *Consumer) Run(ctx context.Context, h queue.Handler) error {
 	if c.ran.Swap(true) {
 		return errors.New("rocketmq: the consumer has run already; take a new one")
 	}
-	sdkLog.log.Store(c.log)
+	proxy.LogTo(c.log)
 	hard, end := context.WithCancel(context.WithoutCancel(ctx))
 	c.handler, c.hard = h, hard
 	var retired sync.WaitGroup
@@ -109,7 +99,7 @@ func (c *Consumer) Run(ctx context.Context, h queue.Handler) error {
 		if err != nil {
 			if ctx.Err() == nil {
 				c.tell("broker away: " + err.Error())
-				c.complain("broker away", "endpoint", c.cfg.Endpoint, "err", remedy(err))
+				c.complain("broker away", "endpoint", c.cfg.Endpoint, "err", proxy.Remedy(err))
 			}
 			wait(ctx, pause)
 			pause = min(2*pause, maxPause)
@@ -120,95 +110,51 @@ func (c *Consumer) Run(ctx context.Context, h queue.Handler) error {
 		if cause == "" {
 			c.tell("stopping")
 			c.draining.Store(true)
-			c.unsubscribe(cl)
+			c.metrics.topics.Set(0)
+			cl.Unsubscribe()
 			end()
-			c.retire(cl)
+			cl.Retire()
 			break
 		}
 		c.metrics.failures.WithLabelValues(failureRebuild).Inc()
 		c.log.Warn("broker client is replaced", "cause", cause)
-		retired.Go(func() { c.retire(cl) })
+		c.metrics.topics.Set(0)
+		retired.Go(cl.Retire)
 	}
 	c.tell("stopped")
 	return nil
 }
 
-// client is one consumer of the library.
+// client is one consumer of the proxy and what it is at.
 type client struct {
-	rmq.LitePushConsumer
-	session *session
-	running sync.WaitGroup // handlers
+	*proxy.Consumer
+	work *work
 }
 
 // start brings up a client.
-func (c *Consumer) start(ctx context.Context) (*client, error) {
-	if err := reach(ctx, c.cfg, true); err != nil {
-		return nil, err
-	}
-	if err := install(&c.cfg); err != nil {
-		return nil, err
-	}
-	s := newSession(c.cfg.Concurrency, c.metrics)
-	cl := &client{session: s}
-	var err error
-	cl.LitePushConsumer, err = rmq.NewLitePushConsumer(
-		&rmq.Config{Endpoint: c.cfg.Endpoint, ConsumerGroup: c.cfg.Group, Credentials: c.cfg.credentials()},
-		rmq.NewLitePushConsumerConfig(c.cfg.Topic, Lease),
-		rmq.WithPushConsumptionThreadCount(int32(c.cfg.Concurrency)),
-		// Our slots are the bound. The library's is not exact, and it halves it for two queues.
-		rmq.WithPushMaxCacheMessageCount(2*(int32(c.cfg.Concurrency)+64)),
-		rmq.WithPushMaxCacheMessageSizeInBytes(2*int64(c.cfg.Concurrency+64)*MaxBody),
-		rmq.WithPushEnableFifoConsumeAccelerator(true),
-		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: func(mv *rmq.MessageView) rmq.ConsumerResult { return c.consume(cl, mv) }}),
-	)
-	if err != nil {
-		s.end()
-		return nil, err
-	}
-	if err := s.enter(cl.LitePushConsumer); err != nil {
-		s.end()
-		return nil, err
-	}
-	return cl, started(s, cl.Start)
-}
-
-// started runs the library's start, which has no end of its own when the proxy is
-// silent: the end of the session fails it.
-func started(s *session, start func() error) error {
-	limit := time.AfterFunc(startWithin, s.end)
-	err := start()
-	if !limit.Stop() && err == nil {
-		err = errors.New("the client's start took too long")
-	}
-	if err != nil {
-		s.leave()
-	}
-	return err
-}
-
-func (c *Config) credentials() *credentials.SessionCredentials {
-	if c.AccessKey == "" {
-		return nil
-	}
-	return &credentials.SessionCredentials{AccessKey: c.AccessKey, AccessSecret: c.SecretKey}
+func (c *Consumer) start(ctx context.Context) (client, error) {
+	w := newWork()
+	counts := proxy.Counts{AckRefused: c.metrics.failures.WithLabelValues(failureAck), LeaseLost: c.metrics.failures.WithLabelValues(failureLease)}
+	taker, err := proxy.StartConsumer(ctx, c.cfg.Config, c.cfg.Concurrency, counts, func(d *proxy.Delivery) queue.Result { return c.consume(w, d) })
+	return client{taker, w}, err
 }
 
 // serve keeps the client's subscriptions until ctx ends, or says why it has to be
 // replaced.
-func (c *Consumer) serve(ctx context.Context, cl *client) (cause string) {
+func (c *Consumer) serve(ctx context.Context, cl client) (cause string) {
 	work, stop := context.WithCancel(ctx)
 	var g sync.WaitGroup
 	defer g.Wait()
 	defer stop()
-	sub := newSubscriber(c, cl.session, cl.LitePushConsumer)
+	sub := newSubscriber(c, cl)
 	g.Go(func() { sub.run(work) })
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		if cause := cl.session.dead(time.Now()); cause != "" {
+		if cause := cl.Dead(time.Now()); cause != "" {
 			return cause
 		}
-		if fails := cl.session.fails.Load(); fails > 1 {
+		if fails := cl.Failing(); fails > 1 {
 			c.tell(fmt.Sprintf("broker away: %d receives failed in a row", fails))
 		} else {
 			c.tell("")
@@ -221,108 +167,29 @@ func (c *Consumer) serve(ctx context.Context, cl *client) (cause string) {
 	}
 }
 
-// dead says why a client that should receive does not.
-func (s *session) dead(now time.Time) string {
-	since := func(at *atomic.Int64) time.Duration { return now.Sub(time.Unix(0, at.Load())) }
-	switch {
-	case s.flipped.Load():
-		return "it lost the lanes' order"
-	case since(&s.polled) > silence:
-		return "its receive loop has ended"
-	case since(&s.heard) > silence:
-		return "the proxy says nothing"
-	}
-	return ""
-}
-
-// unsubscribe ends deliveries to a client.
-func (c *Consumer) unsubscribe(cl *client) {
-	within(stopWithin, func() { _ = newSubscriber(c, cl.session, cl.LitePushConsumer).clear() })
-}
-
-// pollRest lets a delivery that was on its way when the subscriptions ended arrive
-// before its poll is cut; otherwise it would come again only after its lease.
-const pollRest = 50 * time.Millisecond
-
-// retire ends a client: no further polls, then the running handlers, then their
-// results, then the library's own stop, which would wait for open polls.
-func (c *Consumer) retire(cl *client) {
-	s := cl.session
-	close(s.closing)
-	if !c.draining.Load() {
-		c.unsubscribe(cl)
-	}
-	time.Sleep(pollRest)
-	s.cutPolls()
-	cl.running.Wait()
-	for until := time.Now().Add(stopWithin); s.results() > 0 && time.Now().Before(until); {
-		time.Sleep(5 * time.Millisecond)
-	}
-	s.retiring.Store(true)
-	time.AfterFunc(10*time.Millisecond, func() { close(s.stopping) })
-	within(stopWithin, func() { _ = cl.GracefulStop() })
-	s.leave()
-}
-
-// within runs f and waits at most d for it.
-func within(d time.Duration, f func()) {
-	done := make(chan struct{})
-	go func() { defer close(done); f() }()
-	select {
-	case <-done:
-	case <-time.After(d):
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
-// enter counts a handler in, unless its client retires.
-func (cl *client) enter() bool {
-	cl.session.mu.Lock() // cutPolls holds it once more before running is waited for
-	defer cl.session.mu.Unlock()
-	select {
-	case <-cl.session.closing:
-		return false
-	default:
-		cl.running.Add(1)
-		return true
-	}
-}
-
-// consume is the library's listener. It returns Suspend or success, never failure:
-// the library would then let the lane's next message overtake this one.
-func (c *Consumer) consume(cl *client, mv *rmq.MessageView) rmq.ConsumerResult {
-	defer cl.session.release()
-	cl.session.begin(mv.GetLiteTopic())
+// consume answers a delivery of one client.
+func (c *Consumer) consume(w *work, d *proxy.Delivery) queue.Result {
+	w.begin(d.Topic)
 	result := queue.Suspend(queue.MinSuspend)
-	if !c.draining.Load() && cl.enter() {
-		func() {
-			defer cl.running.Done()
-			result = c.deliver(cl, mv)
-		}()
+	if !c.draining.Load() && !d.Late {
+		result = c.deliver(d)
 	}
 	after, again := result.After()
-	cl.session.finish(mv.GetLiteTopic(), time.Now().Add(after))
-	cl.session.settle(mv.GetMessageId(), !again)
+	w.finish(d.Topic, time.Now().Add(after))
 	if again {
 		c.metrics.suspended.Inc()
-		return rmq.NewConsumerResultSuspend(after)
+	} else {
+		c.metrics.acked.Inc()
 	}
-	c.metrics.acked.Inc()
-	return rmq.SUCCESS
+	return result
 }
 
-func (c *Consumer) deliver(cl *client, mv *rmq.MessageView) queue.Result {
-	m, err := decode(mv.GetProperties(), mv.GetBody(), c.cfg.ahead())
+func (c *Consumer) deliver(d *proxy.Delivery) queue.Result {
+	m, err := decode(d.Properties, d.Body, c.cfg.ahead())
 	if err != nil {
 		c.metrics.failures.WithLabelValues(failureMalformed).Inc()
-		c.complain("message cannot be read", "topic", mv.GetLiteTopic(), "err", err)
-		if born := mv.GetBornTimestamp(); born != nil && time.Since(*born) > strange {
+		c.complain("message cannot be read", "topic", d.Topic, "err", err)
+		if !d.Born.IsZero() && time.Since(d.Born) > strange {
 			return queue.Ack()
 		}
 		return queue.Suspend(queue.MaxSuspend)
@@ -333,8 +200,7 @@ func (c *Consumer) deliver(cl *client, mv *rmq.MessageView) queue.Result {
 	if !c.lanes.accepts(m.Lane) {
 		return queue.Suspend(queue.MinSuspend) // given up a moment ago: for another node
 	}
-	l := newLease(func() error { return cl.ChangeInvisibleDuration(mv, Lease) })
-	defer l.end()
+	defer d.Hold()()
 	return c.safely(m)
 }
 
@@ -365,5 +231,5 @@ func (c *Consumer) complain(what string, args ...any) {
 
 func (c *Consumer) subscribeFailed(err error) {
 	c.metrics.failures.WithLabelValues(failureSubscribe).Inc()
-	c.complain("subscription failed", "err", remedy(err))
+	c.complain("subscription failed", "err", proxy.Remedy(err))
 }

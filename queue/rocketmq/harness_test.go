@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"penstock/lane"
 	"penstock/queue"
@@ -130,13 +129,59 @@ func conformance(t *testing.T, open func(t *testing.T) *fleet, lag, quiet time.D
 	})
 }
 
-func timestamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t) }
-
-// startSubscriber runs s until stop.
-func startSubscriber(t *testing.T, s *subscriber) (stop func()) {
+// run runs a consumer of all lanes until the test ends; deliveries are counted by id.
+func (f *fleet) run(t *testing.T, h func(m *queue.Message, n int) queue.Result) (c *Consumer, times func(id string) int) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); s.run(ctx) }()
-	return func() { cancel(); <-done }
+	c = f.consumer("n")
+	c.Accept(func(lane.Key) bool { return true })
+	var mu sync.Mutex
+	seen := map[string]int{}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- c.Run(ctx, func(_ context.Context, m *queue.Message, _ func()) queue.Result {
+			mu.Lock()
+			seen[m.ID]++
+			n := seen[m.ID]
+			mu.Unlock()
+			return h(m, n)
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	return c, func(id string) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return seen[id]
+	}
+}
+
+func (f *fleet) send(t *testing.T, id string) *queue.Message {
+	t.Helper()
+	m := &queue.Message{Version: queue.Version, ID: id, Lane: lane.Key{Tier: "t", Tenant: id}, Body: []byte(id)}
+	if err := f.publish(t.Context(), m); err != nil {
+		t.Fatalf("publish %s: %v", id, err)
+	}
+	return m
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("not within 15 s: %s", what)
+		}
+	}
+}
+
+func twice(_ *queue.Message, n int) queue.Result {
+	if n == 1 {
+		return queue.Suspend(queue.MinSuspend)
+	}
+	return queue.Ack()
 }

@@ -9,12 +9,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	rmq "github.com/apache/rocketmq-clients/golang/v5"
-	pb "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"penstock/lane"
 	"penstock/queue"
+	"penstock/queue/rocketmq/proxy"
 )
 
 // unready is how long after a failed publish the producer says so; then the next one
@@ -31,14 +30,11 @@ type Producer struct {
 	close   sync.Once
 	why     atomic.Pointer[string] // why not ready
 
-	up   chan struct{} // closed once send is set
-	send atomic.Pointer[sender]
+	up     chan struct{} // closed once client is set
+	client atomic.Pointer[proxy.Producer]
 	// failed is when a publish last found the broker away, unix ns; 0 = one got through since.
 	failed atomic.Int64
 }
-
-// sender is the library's Send.
-type sender func(context.Context, *rmq.Message) ([]*rmq.SendReceipt, error)
 
 // NewProducer returns a producer; Publish waits for its Run to have come up.
 func NewProducer(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Producer, error) {
@@ -78,20 +74,23 @@ func (p *Producer) Run(ctx context.Context) error {
 	if p.ran.Swap(true) {
 		return errors.New("rocketmq: the producer has run already; take a new one")
 	}
-	sdkLog.log.Store(p.log)
+	proxy.LogTo(p.log)
 	defer p.Close()
 	said := time.Time{}
 	pause := 100 * time.Millisecond
 	for ctx.Err() == nil {
-		s, stop, err := p.start(ctx)
+		client, err := proxy.StartProducer(ctx, p.cfg.Config)
 		if err == nil {
+			if p.client.Swap(client) == nil {
+				close(p.up)
+			}
 			p.tell("")
-			s.live(ctx)
+			client.Live(ctx)
 			p.tell("stopping")
 			if ctx.Err() != nil {
 				p.Close()
 			}
-			stop()
+			client.Stop()
 			continue
 		}
 		if ctx.Err() != nil {
@@ -100,52 +99,12 @@ func (p *Producer) Run(ctx context.Context) error {
 		p.tell("broker away: " + err.Error())
 		if time.Since(said) >= complained {
 			said = time.Now()
-			p.log.Warn("broker away", "endpoint", p.cfg.Endpoint, "err", remedy(err))
+			p.log.Warn("broker away", "endpoint", p.cfg.Endpoint, "err", proxy.Remedy(err))
 		}
 		wait(ctx, pause)
 		pause = min(2*pause, maxPause)
 	}
 	return nil
-}
-
-// live waits until ctx ends or the proxy has said nothing for silence: the client is
-// then replaced.
-func (s *session) live(ctx context.Context) {
-	for ctx.Err() == nil && time.Since(time.Unix(0, s.heard.Load())) < silence {
-		wait(ctx, time.Second)
-	}
-}
-
-func (p *Producer) start(ctx context.Context) (s *session, stop func(), err error) {
-	if err := reach(ctx, p.cfg, false); err != nil {
-		return nil, nil, err
-	}
-	if err := install(&p.cfg); err != nil {
-		return nil, nil, err
-	}
-	s = newSession(0, nil)
-	producer, err := rmq.NewProducer(
-		&rmq.Config{Endpoint: p.cfg.Endpoint, Credentials: p.cfg.credentials()},
-		rmq.WithTopics(p.cfg.Topic), rmq.WithMaxAttempts(1),
-	)
-	if err == nil {
-		err = s.enter(producer)
-	}
-	if err != nil {
-		s.end()
-		return nil, nil, err
-	}
-	if err := started(s, producer.Start); err != nil {
-		return nil, nil, err
-	}
-	send := sender(producer.Send)
-	if p.send.Swap(&send) == nil {
-		close(p.up)
-	}
-	return s, func() {
-		within(stopWithin, func() { _ = producer.GracefulStop() })
-		s.leave()
-	}, nil
 }
 
 // Close makes every later Publish fail with ErrClosed; the end of Run does it too.
@@ -195,17 +154,13 @@ func (p *Producer) publish(ctx context.Context, m *queue.Message) error {
 	case <-limit.Done():
 		return p.gaveUp(ctx, fmt.Errorf("not connected: %s", *p.why.Load()))
 	}
-	msg := &rmq.Message{Topic: p.cfg.Topic, Body: body}
-	for name, value := range properties {
-		msg.AddProperty(name, value)
-	}
-	msg.SetLiteTopic(lane.Name(p.cfg.Secret, m.Lane, m.Shard))
+	topic := lane.Name(p.cfg.Secret, m.Lane, m.Shard)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		_, err := (*p.send.Load())(limit, msg)
+		err := p.client.Load().Send(limit, topic, properties, body)
 		if err == nil {
 			return nil
 		}
-		if hopeless := refused(err); hopeless != nil {
+		if hopeless := proxy.Refused(err); hopeless != nil {
 			return hopeless
 		}
 		select {
@@ -223,21 +178,5 @@ func (p *Producer) gaveUp(ctx context.Context, last error) error {
 	if err := ctx.Err(); errors.Is(err, context.Canceled) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", queue.ErrAway, remedy(last))
-}
-
-// refused is the error of a message that no retry gets through; nil means that the
-// broker restarts or is busy. TOPIC_NOT_FOUND and MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-// are what a proxy says while a name server or broker comes back, UNAUTHORIZED what it
-// says for seconds after when it did not find the user in a broker that was away.
-func refused(err error) error {
-	switch codeOf(err) {
-	case pb.Code_PAYLOAD_TOO_LARGE, pb.Code_MESSAGE_BODY_TOO_LARGE, pb.Code_MESSAGE_PROPERTIES_TOO_LARGE, pb.Code_REQUEST_HEADER_FIELDS_TOO_LARGE:
-		return fmt.Errorf("%w: the broker's maxMessageSize is below ours: %w", queue.ErrTooLarge, err)
-	case pb.Code_LITE_TOPIC_QUOTA_EXCEEDED:
-		return fmt.Errorf("%w: too many lanes, raise the broker's maxLmqConsumeQueueNum: %w", queue.ErrFull, err)
-	case pb.Code_ILLEGAL_LITE_TOPIC, pb.Code_ILLEGAL_TOPIC, pb.Code_ILLEGAL_MESSAGE_PROPERTY_KEY, pb.Code_FORBIDDEN, pb.Code_BAD_REQUEST, pb.Code_VERSION_UNSUPPORTED:
-		return fmt.Errorf("rocketmq: refused: %w", remedy(err))
-	}
-	return nil
+	return fmt.Errorf("%w: %w", queue.ErrAway, proxy.Remedy(last))
 }

@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	rmq "github.com/apache/rocketmq-clients/golang/v5"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"penstock/lane"
 	"penstock/queue"
+	"penstock/queue/rocketmq/proxy"
 )
 
 // endpoint is the proxy of a real broker, started by scripts/e2e.
@@ -65,7 +65,7 @@ func TestRealSuspendedOften(t *testing.T) {
 func TestRealLease(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, endpoint(t), nil)
-	hold := Lease + 6*time.Second
+	hold := proxy.Lease + 6*time.Second
 	done := make(chan time.Time, 1)
 	_, times := f.run(t, func(m *queue.Message, n int) queue.Result {
 		if m.ID == "long" && n == 1 {
@@ -147,7 +147,7 @@ func TestRealOdd(t *testing.T) {
 		"NUL":           {ID: "1", Lane: lane.Key{Tier: "../", Type: "\x01\x02", Model: "a/b", Tenant: "\x00\xff"}, Body: []byte("x")},
 		"10 kB":         {ID: "2", Lane: lane.Key{Tenant: strings.Repeat("x", 10_000)}, Body: []byte("x")},
 		"empty":         {ID: "3"},
-		"largest":       {ID: "4", Lane: lane.Key{Tenant: "large"}, Body: make([]byte, MaxBody)},
+		"largest":       {ID: "4", Lane: lane.Key{Tenant: "large"}, Body: make([]byte, proxy.MaxBody)},
 		"unicode twins": {ID: "5", Lane: lane.Key{Tenant: "\u00e9e\u0301"}, Body: []byte("x")},
 	} {
 		m.Version = queue.Version
@@ -179,7 +179,7 @@ func TestRealPoison(t *testing.T) {
 	})
 	f.send(t, "before")
 	eventually(t, "the first message", func() bool { return times("before") == 1 })
-	huge := strings.Repeat("\xff\x00", MaxBody/2)
+	huge := strings.Repeat("\xff\x00", proxy.MaxBody/2)
 	for name, tc := range map[string]struct {
 		properties map[string]string
 		body       string
@@ -193,12 +193,7 @@ func TestRealPoison(t *testing.T) {
 	} {
 		key := lane.Key{Tier: "poison", Tenant: name}
 		f.announce(key)
-		msg := &rmq.Message{Topic: f.cfg.Topic, Body: []byte(tc.body)}
-		for k, v := range tc.properties {
-			msg.AddProperty(k, v)
-		}
-		msg.SetLiteTopic(lane.Name(f.cfg.Secret, key, 0))
-		if _, err := (*f.producer.send.Load())(t.Context(), msg); err != nil {
+		if err := f.producer.client.Load().Send(t.Context(), lane.Name(f.cfg.Secret, key, 0), tc.properties, []byte(tc.body)); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}

@@ -2,14 +2,12 @@ package rocketmq
 
 import (
 	"fmt"
-	"log/slog"
 	"runtime"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"penstock/lane"
+	"penstock/queue/rocketmq/proxy"
 )
 
 // tenants is a directory of n lanes with that many shards each.
@@ -22,17 +20,11 @@ func tenants(n, width int) []lane.Entry {
 }
 
 // scaled is a subscriber whose calls all succeed.
-func scaled(tb testing.TB, quota int32) *subscriber {
+func scaled(tb testing.TB, quota int) *rig {
 	cfg := DefaultConfig()
 	cfg.Node, cfg.Nodes = "a", func() []string { return []string{"a", "b", "c", "d"} }
-	c, err := NewConsumer(cfg, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	c.Accept(all)
-	s := newSubscriber(c, newSession(1, c.metrics), nil)
-	s.session.quota.Store(quota)
-	s.send = func(change) error { return nil }
+	s := newRig(tb, cfg, func(proxy.Change) error { return nil })
+	s.quota = quota
 	return s
 }
 
@@ -42,7 +34,7 @@ func BenchmarkLanes(b *testing.B) {
 	for _, tc := range []struct {
 		name  string
 		width int
-		quota int32
+		quota int
 	}{{"width=1", 1, 0}, {"width=1/quota=2000", 1, 2000}, {"width=32", 32, 0}, {"width=32/quota=10000", 32, 10_000}} {
 		entries := tenants(10_000, tc.width)
 		before := heap()

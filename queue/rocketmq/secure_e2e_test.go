@@ -14,6 +14,7 @@ import (
 
 	"penstock/lane"
 	"penstock/queue"
+	"penstock/queue/rocketmq/proxy"
 )
 
 // secured is the directory of keys and certificates of a broker that was started with
@@ -71,7 +72,7 @@ func TestRealSecure(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
-			r, err := Inspect(ctx, f.cfg)
+			r, err := proxy.Inspect(ctx, f.cfg.Config)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -2,16 +2,12 @@ package rocketmq
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	rmq "github.com/apache/rocketmq-clients/golang/v5"
-	pb "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
-
 	"penstock/lane"
+	"penstock/queue/rocketmq/proxy"
 )
 
 const (
@@ -44,11 +40,14 @@ const (
 	restMost = 250 * time.Millisecond
 )
 
-// subscriber keeps one session's subscriptions equal to what the directory wants.
+// subscriber keeps one client's subscriptions equal to what the directory wants.
 type subscriber struct {
 	consumer *Consumer
-	session  *session
-	send     func(c change) error // one call to the proxy
+	work     *work
+	link     func() proxy.Link
+	back     <-chan struct{}          // the proxy or the broker is back, subscribe again
+	keep     func(topics []string)    // the whole set, for the library's own repetition
+	send     func(proxy.Change) error // one call to the proxy
 	have     map[string]*subscription
 	left     int                      // lanes that do not fit the quota, as last logged
 	young    map[string]*subscription // of have, with less than two nudges
@@ -70,13 +69,11 @@ type subscription struct {
 	at     time.Time // the last one, the subscription, or when a delivery was due
 }
 
-func newSubscriber(c *Consumer, s *session, client rmq.LitePushConsumer) *subscriber {
-	return &subscriber{consumer: c, session: s, every: nudgeEvery, have: map[string]*subscription{}, young: map[string]*subscription{}, send: func(ch change) error {
-		s.mu.Lock()
-		s.next = &ch
-		s.mu.Unlock()
-		return client.SubscribeLite("penstock") // the call is filled with what next says
-	}}
+func newSubscriber(c *Consumer, cl client) *subscriber {
+	return &subscriber{
+		consumer: c, work: cl.work, link: cl.Link, back: cl.Back(), keep: cl.Keep, send: cl.Subscribe,
+		every: nudgeEvery, have: map[string]*subscription{}, young: map[string]*subscription{},
+	}
 }
 
 // run reconciles until ctx ends. It is the only goroutine that subscribes.
@@ -102,12 +99,12 @@ func (s *subscriber) run(ctx context.Context) {
 				continue // what does not go through now is retried by the timer
 			}
 			complete = true
-		case <-s.session.back:
+		case <-s.back:
 			complete = true
 		case <-retry.C:
 		}
 		err := s.reconcile(complete)
-		uncertain := time.Since(time.Unix(0, s.session.failed.Load())) < uneasy
+		uncertain := time.Since(s.link().Failed) < uneasy
 		complete = err != nil || uncertain
 		switch {
 		case err != nil:
@@ -129,7 +126,7 @@ func (s *subscriber) run(ctx context.Context) {
 // has changed.
 func (s *subscriber) reconcile(complete bool) error {
 	c := s.consumer
-	now := view{version: c.lanes.version(), quota: int(s.session.quota.Load())}
+	now := view{version: c.lanes.version(), quota: s.link().Quota}
 	if c.cfg.Nodes != nil {
 		now.nodes = c.cfg.Nodes()
 	}
@@ -142,18 +139,16 @@ func (s *subscriber) reconcile(complete bool) error {
 	add, remove := difference(s.have, want)
 	s.took = time.Since(began)
 	if left != s.left {
-		c.log.Warn("lanes beyond the subscription quota", "lanes", left, "quota", s.session.quota.Load())
+		c.log.Warn("lanes beyond the subscription quota", "lanes", left, "quota", now.quota)
 		s.left = left
 	}
 	if !complete && len(add) == 0 && len(remove) == 0 {
 		s.seen = now
 		return nil
 	}
-	s.session.mu.Lock()
-	s.session.topics = slices.Collect(maps.Keys(want)) // for the library's own repetition
-	s.session.mu.Unlock()
+	s.keep(slices.Collect(maps.Keys(want)))
 	if complete {
-		if err := s.send(change{pb.LiteSubscriptionAction_COMPLETE_ADD, slices.Collect(maps.Keys(want))}); err != nil {
+		if err := s.send(proxy.Change{Action: proxy.Replace, Topics: slices.Collect(maps.Keys(want))}); err != nil {
 			return err
 		}
 		for _, name := range remove {
@@ -164,10 +159,10 @@ func (s *subscriber) reconcile(complete bool) error {
 		}
 		s.alarm(began)
 	} else {
-		if err := s.part(pb.LiteSubscriptionAction_PARTIAL_REMOVE, remove, func(name string) { delete(s.have, name) }); err != nil {
+		if err := s.part(proxy.Remove, remove, func(name string) { delete(s.have, name) }); err != nil {
 			return err
 		}
-		if err := s.part(pb.LiteSubscriptionAction_PARTIAL_ADD, add, func(name string) { s.add(name, want[name]) }); err != nil {
+		if err := s.part(proxy.Add, add, func(name string) { s.add(name, want[name]) }); err != nil {
 			return err
 		}
 	}
@@ -184,9 +179,9 @@ func (s *subscriber) add(name string, key lane.Key) {
 	s.have[name], s.young[name] = sub, sub
 }
 
-func (s *subscriber) part(action pb.LiteSubscriptionAction, names []string, done func(string)) error {
+func (s *subscriber) part(action proxy.Action, names []string, done func(string)) error {
 	for some := range slices.Chunk(names, perCall) {
-		if err := s.send(change{action, some}); err != nil {
+		if err := s.send(proxy.Change{Action: action, Topics: some}); err != nil {
 			return err
 		}
 		for _, name := range some {
@@ -199,7 +194,7 @@ func (s *subscriber) part(action pb.LiteSubscriptionAction, names []string, done
 // nudge subscribes anew where a message may wait unseen; with quiet also in some of
 // the lanes where nothing happened for long.
 func (s *subscriber) nudge(now time.Time, quiet bool) error {
-	for name, due := range s.session.takeMoved() {
+	for name, due := range s.work.takeMoved() {
 		if sub := s.have[name]; sub != nil && due.After(sub.at) {
 			sub.at, sub.nudges = due, 0
 			s.young[name] = sub
@@ -207,7 +202,7 @@ func (s *subscriber) nudge(now time.Time, quiet bool) error {
 	}
 	var names []string
 	due := func(name string, sub *subscription, least time.Duration) bool {
-		if now.Sub(sub.at) < least || s.session.runs(name) {
+		if now.Sub(sub.at) < least || s.work.runs(name) {
 			return false
 		}
 		names = append(names, name)
@@ -243,10 +238,10 @@ func (s *subscriber) nudge(now time.Time, quiet bool) error {
 	if len(names) == 0 {
 		return nil
 	}
-	if err := s.part(pb.LiteSubscriptionAction_PARTIAL_REMOVE, names, func(string) {}); err != nil {
+	if err := s.part(proxy.Remove, names, func(string) {}); err != nil {
 		return err
 	}
-	return s.part(pb.LiteSubscriptionAction_PARTIAL_ADD, names, func(name string) { // one that failed is due still
+	return s.part(proxy.Add, names, func(name string) { // one that failed is due still
 		sub := s.have[name]
 		sub.at = now
 		if sub.nudges++; sub.nudges >= 2 {
@@ -267,35 +262,4 @@ func (s *subscriber) alarm(now time.Time) {
 			left--
 		}
 	}
-}
-
-// clear gives up all subscriptions, so that the proxy delivers nothing more.
-func (s *subscriber) clear() error {
-	s.session.mu.Lock()
-	s.session.topics = nil
-	s.session.mu.Unlock()
-	clear(s.have)
-	s.consumer.metrics.topics.Set(0)
-	return s.send(change{action: pb.LiteSubscriptionAction_COMPLETE_ADD})
-}
-
-// codeOf is the proxy's answer in an error of the library; 0 = none.
-func codeOf(err error) pb.Code {
-	var rpc *rmq.ErrRpcStatus
-	if errors.As(err, &rpc) {
-		return pb.Code(rpc.GetCode())
-	}
-	return 0
-}
-
-// remedy adds to an error of the library what to do about it.
-func remedy(err error) error {
-	code := codeOf(err)
-	if code == 0 {
-		return err
-	}
-	if fix := (Answer{Code: code.String(), Text: err.Error()}).Fix(); fix != "" {
-		return fmt.Errorf("%w: %s", err, fix)
-	}
-	return err
 }

@@ -17,6 +17,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+
+	"penstock/queue/rocketmq/proxy/proxytest"
 )
 
 // selfSigned is a certificate for 127.0.0.1 and the file of it for CAFile.
@@ -45,16 +47,16 @@ func selfSigned(t *testing.T) (tls.Certificate, string) {
 func TestTLS(t *testing.T) {
 	cert, file := selfSigned(t)
 	_, other := selfSigned(t)
-	p := newProxy(t, proxyFaults{}, grpc.Creds(credentials.NewServerTLSFromCert(&cert)))
+	p := proxytest.New(t, proxytest.Faults{}, grpc.Creds(credentials.NewServerTLSFromCert(&cert)))
 	t.Run("a certificate of another issuer", func(t *testing.T) {
-		f := newFleet(t, p.addr, func(c *Config) { c.CAFile = other })
+		f := newFleet(t, p.Addr, func(c *Config) { c.CAFile = other })
 		eventually(t, "the reason in readiness", func() bool {
 			_, why := f.producer.Ready()
 			return strings.Contains(why, "broker away")
 		})
 	})
 	t.Run("the right one", func(t *testing.T) {
-		f := newFleet(t, p.addr, func(c *Config) { c.CAFile = file })
+		f := newFleet(t, p.Addr, func(c *Config) { c.CAFile = file })
 		f.send(t, "a")
 	})
 }

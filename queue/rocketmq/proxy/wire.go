@@ -1,4 +1,4 @@
-package rocketmq
+package proxy
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
@@ -33,13 +32,9 @@ const dialWithin = 2 * time.Second
 
 // install puts our logger, credentials and interceptors under the library.
 func install(cfg *Config) error {
-	conf, err := cfg.tls()
+	creds, err := cfg.transport()
 	if err != nil {
 		return err
-	}
-	creds := insecure.NewCredentials()
-	if conf != nil {
-		creds = credentials.NewTLS(conf)
 	}
 	transport.Store(&creds)
 	takeOver.Do(func() {

@@ -1,4 +1,4 @@
-package rocketmq
+package proxy
 
 import (
 	"net"
@@ -6,20 +6,22 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"penstock/queue/rocketmq/proxy/proxytest"
 )
 
 func TestInspect(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{true, false} {
-		p := newProxy(t, proxyFaults{unordered: !ordered, quota: 2000})
+		p := proxytest.New(t, proxytest.Faults{Unordered: !ordered, Quota: 2000})
 		cfg := DefaultConfig()
-		cfg.Endpoint, cfg.AccessKey, cfg.SecretKey = p.addr, "key", "secret"
+		cfg.Endpoint, cfg.AccessKey, cfg.SecretKey = p.Addr, "key", "secret"
 		got, err := Inspect(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := Report{
-			Route: Answer{Code: "OK"}, Types: []string{"LITE"}, Queues: 1, Brokers: []string{"b"}, Addresses: []string{p.addr},
+			Route: Answer{Code: "OK"}, Types: []string{"LITE"}, Queues: 1, Brokers: []string{"b"}, Addresses: []string{p.Addr},
 			Group: Answer{Code: "OK"}, Ordered: ordered, Batch: 32, Quota: 2000, Bind: Answer{Code: "OK"},
 		}
 		if ordered {
@@ -28,8 +30,8 @@ func TestInspect(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("ordered %t: report (-want +got):\n%s", ordered, diff)
 		}
-		if p.count("PARTIAL_ADD") != 1 || p.count("PARTIAL_REMOVE") != 1 || p.count("COMPLETE_ADD") != 0 || p.count("send") != 0 {
-			t.Errorf("it added %d, removed %d, replaced %d, sent %d; want one added and removed", p.count("PARTIAL_ADD"), p.count("PARTIAL_REMOVE"), p.count("COMPLETE_ADD"), p.count("send"))
+		if p.Count("PARTIAL_ADD") != 1 || p.Count("PARTIAL_REMOVE") != 1 || p.Count("COMPLETE_ADD") != 0 || p.Count("send") != 0 {
+			t.Errorf("it added %d, removed %d, replaced %d, sent %d; want one added and removed", p.Count("PARTIAL_ADD"), p.Count("PARTIAL_REMOVE"), p.Count("COMPLETE_ADD"), p.Count("send"))
 		}
 	}
 }

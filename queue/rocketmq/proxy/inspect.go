@@ -1,4 +1,4 @@
-package rocketmq
+package proxy
 
 import (
 	"context"
@@ -10,80 +10,13 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	innerMD "github.com/apache/rocketmq-clients/golang/v5/metadata"
 	pb "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 )
-
-// Answer is what the proxy said to one question: its own code, such as "OK" or
-// "TOPIC_NOT_FOUND", and its text. A call that failed has no code.
-type Answer struct {
-	Code string
-	Text string
-}
-
-// OK reports whether the question was answered.
-func (a Answer) OK() bool { return a.Code == "OK" }
-
-func (a Answer) String() string {
-	if a.Code == "" || a.Text == "" {
-		return a.Code + a.Text
-	}
-	return a.Code + ": " + a.Text
-}
-
-// Fix is what to do about a question that was not answered, by penstock's flags; "" =
-// nothing is known. The texts are gRPC's, crypto/tls's and the proxy's own.
-func (a Answer) Fix() string {
-	said := func(part string) bool { return strings.Contains(a.Text, part) }
-	switch {
-	case a.OK():
-		return ""
-	case a.Code == pb.Code_UNAUTHORIZED.String() && said("no permission"):
-		return "give the user of --rocketmq-credentials-file its rights: Pub on the topic for a gateway, Sub on topic and group for an agent (mqadmin createAcl; deploy/rocketmq)"
-	case a.Code == pb.Code_UNAUTHORIZED.String(), a.Code == pb.Code_FORBIDDEN.String():
-		return "the proxy asks for a user: give its access key and its secret key with --rocketmq-credentials-file (mqadmin createUser; deploy/rocketmq)"
-	case a.Code == pb.Code_TOPIC_NOT_FOUND.String(), a.Code == pb.Code_CONSUMER_GROUP_NOT_FOUND.String(), a.Code == pb.Code_ILLEGAL_CONSUMER_GROUP.String():
-		return "create topic and group as in deploy/rocketmq, or wait while the broker starts"
-	case a.Code == pb.Code_LITE_SUBSCRIPTION_QUOTA_EXCEEDED.String():
-		return "raise the group's lite.sub.client.quota (deploy/rocketmq)"
-	case a.Code != "":
-		return ""
-	case said("first record does not look like a TLS handshake"):
-		return "the port speaks no TLS: leave --rocketmq-ca-file out, or give the proxy a certificate (tlsCertPath)"
-	case said("x509:"):
-		return "give the issuer of the proxy's certificate with --rocketmq-ca-file, and a --rocketmq address that the certificate names"
-	case said("server preface"):
-		return "give --rocketmq the proxy's gRPC port, 8081 by default, not the name server's or the broker's; if it speaks TLS, --rocketmq-ca-file as well"
-	}
-	return ""
-}
-
-// err is nil for an answer, else what endpoint said and what to do about it.
-func (a Answer) err(endpoint string) error {
-	switch fix := a.Fix(); {
-	case a.OK():
-		return nil
-	case fix == "":
-		return fmt.Errorf("%s: %s", endpoint, a)
-	default:
-		return fmt.Errorf("%s: %s: %s", endpoint, strings.TrimRight(a.String(), ". \n"), fix)
-	}
-}
-
-func answer(s *pb.Status, err error) Answer {
-	if err != nil {
-		return Answer{Text: status.Convert(err).Message()}
-	}
-	return Answer{Code: s.GetCode().String(), Text: s.GetMessage()}
-}
 
 // Report is what a proxy shows of a topic and a group through its gRPC face. The
 // topic's TTL and the group's lite.sub.client.max.event.cnt are not among it. What
@@ -152,13 +85,9 @@ type inspection struct {
 }
 
 func newInspection(cfg Config) (i *inspection, end func(), err error) {
-	conf, err := cfg.tls()
+	creds, err := cfg.transport()
 	if err != nil {
 		return nil, nil, err
-	}
-	creds := insecure.NewCredentials()
-	if conf != nil {
-		creds = credentials.NewTLS(conf)
 	}
 	conn, err := grpc.NewClient(cfg.Endpoint, grpc.WithTransportCredentials(creds))
 	if err != nil {

@@ -1,4 +1,4 @@
-package rocketmq
+package proxy
 
 import (
 	"context"
@@ -36,66 +36,23 @@ type session struct {
 	heard    atomic.Int64  // when the proxy last answered anything, unix ns
 	polled   atomic.Int64  // when the last receive began, unix ns
 	back     chan struct{} // size 1: the proxy or the broker is back, subscribe again
-	counts   *consumerMetrics
+	counts   Counts
 
 	mu      sync.Mutex
 	polls   map[*receive]bool // open long polls
 	conns   map[*grpc.ClientConn]bool
-	acks    map[string]int // message id -> acknowledgements the handler gave and the broker has not
-	pending int            // results on their way to the broker
-	topics  []string       // the whole subscription, for a complete synchronisation
-	next    *change        // what the next partial one is to carry
-	running map[string]int // handlers by topic
-	moved   map[string]time.Time
+	acks    map[string]int   // message id -> acknowledgements the handler gave and the broker has not
+	pending int              // results on their way to the broker
+	topics  []string         // the whole subscription, for a complete synchronisation
+	next    *Change          // what the next partial one is to carry
 	queues  []*pb.Assignment // what the client polls, as last told; nil = not yet
 	stream  *telemetry       // the newest; nil = not yet
 }
 
-// begin notes that a handler gets a delivery of topic.
-func (s *session) begin(topic string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.running[topic]++
-}
-
-// finish notes that it has answered and that the next delivery is due at due.
-func (s *session) finish(topic string, due time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.running[topic]--; s.running[topic] == 0 {
-		delete(s.running, topic)
-	}
-	s.moved[topic] = due
-}
-
-// takeMoved returns the topics that had an answer since the last call, and when the
-// next delivery of each is due.
-func (s *session) takeMoved() map[string]time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.moved) == 0 {
-		return nil
-	}
-	moved := s.moved
-	s.moved = map[string]time.Time{}
-	return moved
-}
-
-// runs reports whether a handler has a delivery of topic.
-func (s *session) runs(topic string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.running[topic] > 0
-}
-
-// change is a set of LiteTopics to subscribe, or not any more.
-type change struct {
-	action pb.LiteSubscriptionAction
-	topics []string
-}
-
-func newSession(slots int, counts *consumerMetrics) *session {
-	s := &session{closing: make(chan struct{}), stopping: make(chan struct{}), back: make(chan struct{}, 1), counts: counts, polls: map[*receive]bool{}, conns: map[*grpc.ClientConn]bool{}, acks: map[string]int{}, running: map[string]int{}, moved: map[string]time.Time{}}
+// newSession is of a client with slots deliveries at most; 0 = a producer, which counts
+// nothing.
+func newSession(slots int, counts Counts) *session {
+	s := &session{closing: make(chan struct{}), stopping: make(chan struct{}), back: make(chan struct{}, 1), counts: counts, polls: map[*receive]bool{}, conns: map[*grpc.ClientConn]bool{}, acks: map[string]int{}}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	if slots > 0 {
 		s.slots = make(chan struct{}, slots)
@@ -147,7 +104,7 @@ func (s *session) mayAck(r *pb.AckMessageRequest) bool {
 	defer s.mu.Unlock()
 	for _, e := range r.GetEntries() {
 		if s.acks[e.GetMessageId()] == 0 {
-			s.counts.failures.WithLabelValues(failureAck).Inc()
+			s.counts.AckRefused.Inc()
 			s.flipped.Store(true)
 			return false
 		}
@@ -166,7 +123,7 @@ func (s *session) acked(r *pb.AckMessageRequest, reply *pb.AckMessageResponse, e
 		return err // the library tries again every second
 	}
 	if err != nil || code != pb.Code_OK {
-		s.counts.failures.WithLabelValues(failureLease).Inc()
+		s.counts.LeaseLost.Inc()
 		reply.Status = &pb.Status{Code: pb.Code_OK}
 	}
 	s.mu.Lock()
@@ -187,7 +144,7 @@ func (s *session) changed(r *pb.ChangeInvisibleDurationRequest, reply *pb.Change
 	unbroken(reply.GetStatus(), reply.GetStatus())
 	code := reply.GetStatus().GetCode()
 	if code == pb.Code_INVALID_RECEIPT_HANDLE || s.retiring.Load() && (err != nil || code != pb.Code_OK) {
-		s.counts.failures.WithLabelValues(failureLease).Inc()
+		s.counts.LeaseLost.Inc()
 		reply.Status, reply.ReceiptHandle = &pb.Status{Code: pb.Code_OK}, r.GetReceiptHandle()
 		err = nil
 	}
@@ -266,7 +223,7 @@ func (s *session) fill(r *pb.SyncLiteSubscriptionRequest) {
 		return
 	}
 	if s.next != nil {
-		r.Action, r.LiteTopicSet = s.next.action, s.next.topics
+		r.Action, r.LiteTopicSet = s.next.Action, s.next.Topics
 		s.next = nil
 	}
 }
@@ -382,4 +339,18 @@ func (s *session) told(c *pb.TelemetryCommand) bool {
 		return false
 	}
 	return true
+}
+
+// dead says why a client that should receive does not.
+func (s *session) dead(now time.Time) string {
+	since := func(at *atomic.Int64) time.Duration { return now.Sub(time.Unix(0, at.Load())) }
+	switch {
+	case s.flipped.Load():
+		return "it lost the lanes' order"
+	case since(&s.polled) > silence:
+		return "its receive loop has ended"
+	case since(&s.heard) > silence:
+		return "the proxy says nothing"
+	}
+	return ""
 }
