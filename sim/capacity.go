@@ -7,6 +7,7 @@ import (
 
 	"penstock/sim/engine"
 	"penstock/sim/traces"
+	"penstock/sim/world"
 )
 
 // capacity is what one engine of a profile does of a workload when it never waits
@@ -21,7 +22,7 @@ type capacity struct {
 // saturate runs an engine in a closed loop: the next request goes in once the batch
 // with it would fit until all have ended (the exact peak, 0.05 kept free) and less
 // than 4,096 prompt tokens are pending.
-func saturate(p *Profile, arrivals []traces.Arrival, warm, span time.Duration) (capacity, error) {
+func saturate(p *world.Profile, arrivals []traces.Arrival, warm, span time.Duration) (capacity, error) {
 	const pendingMost, free = 4096, 0.05
 	e, err := engine.New(p.Engine)
 	if err != nil {

@@ -8,13 +8,14 @@ import (
 
 	"penstock/sim/engine"
 	"penstock/sim/traces"
+	"penstock/sim/world"
 )
 
 // TestColdStart holds that next to nothing is preempted in the first seconds at twice what
 // an engine can do, of which nothing is known, and not more where the gateway, which has
 // seen no answer yet either, takes prompts for a quarter of what they are.
 func TestColdStart(t *testing.T) {
-	p := &Profile{Name: "small", Speeds: []float64{1}, Engine: engine.Config{
+	p := &world.Profile{Name: "small", Speeds: []float64{1}, Engine: engine.Config{
 		Blocks: 1025, BlockSize: 32, MaxModelLen: 8192, MaxSeqs: 128, MaxBatchedTokens: 2048, FullPromptGate: true,
 		Base: 4 * time.Millisecond, PerPrefillToken: 10 * time.Microsecond, PerSeq: 20 * time.Microsecond,
 	}}
@@ -22,9 +23,9 @@ func TestColdStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			preempted, finished := uint64(0), uint64(0)
 			for seed := range uint64(20) {
-				w := built(t, p, Clients{Patience: 10 * time.Second}, 1, "forecast")
-				w.run(suddenly(seed, guess), time.Minute)
-				s := w.units[0].engine.Stats()
+				counted, front := built(t, p, world.Clients{Patience: 10 * time.Second}, 1, "forecast")
+				counted.w.Run(front, suddenly(seed, guess), time.Minute)
+				s := counted.w.Stats()[0]
 				preempted += s.Preemptions
 				finished += s.Finished
 			}

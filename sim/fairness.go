@@ -3,6 +3,8 @@ package sim
 import (
 	"math"
 	"time"
+
+	"penstock/sim/world"
 )
 
 // Fairness is how alike tenants are served, in tokens as virtual token counters weigh
@@ -27,12 +29,13 @@ const (
 )
 
 // served counts a token that reached its client.
-func (t *tally) served(now time.Duration, v *visit) {
+func (t *tally) served(v *world.Visit) {
+	now := v.Last
 	if t.tenants < 2 || now < t.warm || now >= t.warm+t.span {
 		return
 	}
 	tokens := float64(perOutput)
-	if v.out == 1 {
+	if v.Out == 1 {
 		tokens += perPrompt * float64(v.Prompt)
 	}
 	row := t.service[v.Tenant]

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"penstock/sim/traces"
+	"penstock/sim/world"
 )
 
 func TestGap(t *testing.T) {
@@ -34,19 +35,22 @@ func TestGap(t *testing.T) {
 // Two tenants with something unserved all the time, one with twice the tokens; a third
 // one has all it wants.
 func TestFairness(t *testing.T) {
-	w := &traces.Workload{Tenants: 3}
-	tl := newTally(plain(), &Config{Workload: w, Width: 1, Warm: time.Second, Span: 20 * time.Second})
+	w, err := world.New(plain(), world.Clients{}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tl := newTally(w, &Config{Workload: &traces.Workload{Tenants: 3}, Width: 1, Warm: time.Second, Span: 20 * time.Second})
 	var all []outcome
 	for _, at := range []time.Duration{2 * time.Second, 15 * time.Second} {
 		for tenant, outputs := range []int{1, 2, 1} {
 			for out := 1; out <= outputs; out++ {
-				tl.served(at, &visit{Arrival: traces.Arrival{Request: traces.Request{Prompt: 98}, Tenant: tenant}, out: 1})
+				tl.served(&world.Visit{Arrival: traces.Arrival{Request: traces.Request{Prompt: 98}, Tenant: tenant}, Out: 1, Last: at})
 			}
 			o := outcome{Arrival: traces.Arrival{Request: traces.Request{At: at, Prompt: 98}, Tenant: tenant}, served: tenant == 2}
 			all = append(all, o)
 		}
 	}
-	tl.served(0, &visit{out: 2}) // not measured
+	tl.served(&world.Visit{Out: 2}) // not measured
 	f := tl.fairness(all, 16_000)
 	if f.Backlogged != 2 || f.Gap != 200 || f.Bound != 64_000 || f.Jain != 0.9 { // (200+400)^2 / 2 / (200^2+400^2)
 		t.Errorf("got %+v, want 2 backlogged, a gap of 200 tokens, bound 64000, Jain 0.9", *f)

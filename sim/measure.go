@@ -7,10 +7,16 @@ import (
 	"penstock/scheduler"
 	"penstock/sim/engine"
 	"penstock/sim/traces"
+	"penstock/sim/world"
 )
 
-// sloGap is the longest pause between two tokens that is still good.
-const sloGap = time.Second
+// What is good, and what penstock is told to keep to: a first token in time, a mean time
+// per token, and no longer pause between two.
+const (
+	sloTTFT = 2 * time.Second
+	sloTPOT = 100 * time.Millisecond
+	sloGap  = time.Second
+)
 
 // Figures is what became of the requests that came within the measured span. A
 // request is good once, if one of its attempts has its first token within 2 s of
@@ -50,13 +56,13 @@ type NotGood struct {
 	Pause int `json:"pause"` // a pause above 1 s
 }
 
-func (n *NotGood) add(v *visit) {
+func (n *NotGood) add(v *world.Visit) {
 	switch {
-	case v.phase == failed:
+	case v.Phase == world.Failed:
 		n.Left++
-	case v.first == 0 || v.first-v.sent > sloTTFT:
+	case v.First == 0 || v.First-v.Sent > sloTTFT:
 		n.Late++
-	case v.perToken() > sloTPOT:
+	case v.PerToken() > sloTPOT:
 		n.Slow++
 	default:
 		n.Pause++
@@ -65,41 +71,35 @@ func (n *NotGood) add(v *visit) {
 
 // tally counts what happens in a world.
 type tally struct {
-	profile    *Profile
+	w          *world.World
 	tenants    int
 	tiers      []scheduler.Tier // none for one; else tenant i is of tier i
 	width      int              // lines of a lane
 	warm, span time.Duration
 	verdicts   map[string]int
 	service    [][]float64    // weighed tokens of each tenant in each backlogWindow; empty for one tenant
-	turned     []bool         // origins refused at least once
 	before     []engine.Stats // at the end of warm
 	usage      float64        // sum of the KV usage on the pages read since then
 	pages      int
 }
 
-func newTally(p *Profile, c *Config) *tally {
-	t := &tally{profile: p, tenants: c.Workload.Tenants, tiers: tiersOf(c.Workload), width: c.Width, warm: c.Warm, span: c.Span, verdicts: map[string]int{}}
+// newTally hears of what happens in a world that has not begun.
+func newTally(w *world.World, c *Config) *tally {
+	t := &tally{w: w, tenants: c.Workload.Tenants, tiers: tiersOf(c.Workload), width: c.Width, warm: c.Warm, span: c.Span, verdicts: map[string]int{}}
 	if t.tenants > 1 {
 		t.service = make([][]float64, t.tenants)
 		for i := range t.service {
 			t.service[i] = make([]float64, (c.Span+backlogWindow-1)/backlogWindow)
 		}
 	}
+	w.OnToken, w.OnPage = t.served, t.page
+	w.At(t.warm, func() { t.before = w.Stats() })
 	return t
 }
 
-func (t *tally) sent(v *visit) {
-	for len(t.turned) <= v.origin {
-		t.turned = append(t.turned, false)
-	}
-}
-
-func (t *tally) refused(v *visit) { t.turned[v.origin] = true }
-
 // page is one that was read.
-func (t *tally) page(now time.Duration, kv float64) {
-	if now > t.warm {
+func (t *tally) page(kv float64) {
+	if t.w.Now > t.warm {
 		t.usage += kv
 		t.pages++
 	}
@@ -107,20 +107,17 @@ func (t *tally) page(now time.Duration, kv float64) {
 
 func (t *tally) told(v scheduler.Verdict) { t.verdicts[v.Action.String()+" "+v.Reason.String()]++ }
 
-// good judges an attempt; one that runs still, by its tokens so far.
-func (v *visit) good(now, ttft time.Duration) bool {
-	if v.first == 0 || v.phase == failed || v.first-v.sent > ttft {
+// judge says whether an attempt is good; one that runs still, by its tokens so far.
+func judge(v *world.Visit, now, ttft time.Duration) bool {
+	if v.First == 0 || v.Phase == world.Failed || v.First-v.Sent > ttft {
 		return false
 	}
-	gap := v.gap
-	if v.phase == inside {
-		gap = max(gap, now-v.last)
+	gap := v.Gap
+	if v.Phase == world.Inside {
+		gap = max(gap, now-v.Last)
 	}
-	return gap <= sloGap && v.perToken() <= sloTPOT
+	return gap <= sloGap && v.PerToken() <= sloTPOT
 }
-
-// perToken is the mean time of each token after the first.
-func (v *visit) perToken() time.Duration { return (v.last - v.first) / time.Duration(max(v.out-1, 1)) }
 
 // unloaded is how long a prompt takes on an idle engine.
 func unloaded(c *engine.Config, prompt int) time.Duration {
@@ -133,12 +130,12 @@ type outcome struct {
 	traces.Arrival
 	good, own, served, refused bool // own: good where the own prefill is not counted
 	tokens, ownTokens          int
-	ran                        *visit // its last attempt that an engine took
-	wasted                     int    // tokens of its attempts that were answered and not good
+	ran                        *world.Visit // its last attempt that an engine took
+	wasted                     int          // tokens of its attempts that were answered and not good
 }
 
 // outcomes are those of the measured span, and the delays that their attempts saw.
-func (t *tally) outcomes(w *world, arrivals []traces.Arrival) (all []outcome, ttft, gaps []time.Duration) {
+func (t *tally) outcomes(arrivals []traces.Arrival) (all []outcome, ttft, gaps []time.Duration) {
 	first, past := 0, 0 // arrivals are in order
 	for i := range arrivals {
 		if arrivals[i].At < t.warm {
@@ -150,37 +147,38 @@ func (t *tally) outcomes(w *world, arrivals []traces.Arrival) (all []outcome, tt
 	}
 	all = make([]outcome, past-first)
 	for i := range all {
-		all[i].Arrival, all[i].refused = arrivals[first+i], first+i < len(t.turned) && t.turned[first+i]
+		all[i].Arrival = arrivals[first+i]
 	}
-	for _, v := range w.visits {
-		if v.origin < first || v.origin >= past || v.Low {
+	for _, v := range t.w.Visits {
+		if v.Origin < first || v.Origin >= past || v.Low {
 			continue
 		}
-		o := &all[v.origin-first]
-		if v.ran {
+		o := &all[v.Origin-first]
+		if v.Ran {
 			o.ran = v
 		}
-		good := v.good(w.now, sloTTFT)
-		if v.first > 0 {
+		o.refused = o.refused || v.Refused
+		good := judge(v, t.w.Now, sloTTFT)
+		if v.First > 0 {
 			o.served = true
-			ttft, gaps = append(ttft, v.first-v.sent), append(gaps, v.gap)
+			ttft, gaps = append(ttft, v.First-v.Sent), append(gaps, v.Gap)
 			if !good {
-				o.wasted += v.Prompt + v.out
+				o.wasted += v.Prompt + v.Out
 			}
 		}
 		if good {
-			o.good, o.tokens = true, v.Prompt+v.out
+			o.good, o.tokens = true, v.Prompt+v.Out
 		}
-		if v.good(w.now, sloTTFT+unloaded(&t.profile.Engine, v.Prompt)) {
-			o.own, o.ownTokens = true, v.Prompt+v.out
+		if judge(v, t.w.Now, sloTTFT+unloaded(&t.w.Profile.Engine, v.Prompt)) {
+			o.own, o.ownTokens = true, v.Prompt+v.Out
 		}
 	}
 	return slices.DeleteFunc(all, func(o outcome) bool { return o.Low }), ttft, gaps
 }
 
 // figures is the sum of a world that has run.
-func (t *tally) figures(w *world, arrivals []traces.Arrival) Figures {
-	all, ttft, gaps := t.outcomes(w, arrivals)
+func (t *tally) figures(arrivals []traces.Arrival) Figures {
+	all, ttft, gaps := t.outcomes(arrivals)
 	f := Figures{Verdicts: t.verdicts, TTFTp50: quantile(ttft, .5), TTFTp99: quantile(ttft, .99), GapP99: quantile(gaps, .99)}
 	if t.tenants > 1 && t.tiers == nil {
 		f.Tenants = make([]float64, t.tenants)
@@ -226,21 +224,21 @@ func (t *tally) figures(w *world, arrivals []traces.Arrival) Figures {
 	for i := range f.Tenants {
 		f.Tenants[i] /= t.span.Seconds()
 	}
-	f.Fairness = t.fairness(all, t.profile.Engine.Capacity()*len(w.units))
+	f.Fairness = t.fairness(all, t.w.Profile.Engine.Capacity()*t.w.Engines())
 	n, span := float64(max(len(all), 1)), t.span.Seconds()
 	f.Goodput, f.GoodputOwn, f.TokenGoodput = float64(good)/span, float64(own)/span, float64(tokens)/span
 	f.TokensOwn = float64(ownTokens) / span
 	f.Attainment, f.Refused, f.Lost = float64(good)/n, float64(refused)/n, float64(lost)/n
-	t.engines(w, &f, wasted)
+	t.engines(&f, wasted)
 	return f
 }
 
 // engines fills in what only the engines know. An aborted attempt has no first token
 // and so is not among the wasted ones.
-func (t *tally) engines(w *world, f *Figures, wasted int) {
+func (t *tally) engines(f *Figures, wasted int) {
 	var finished, preempted, computed, recomputed, aborted, found uint64
-	for i, u := range w.units {
-		s, b := u.engine.Stats(), t.before[i]
+	for i, s := range t.w.Stats() {
+		b := t.before[i]
 		finished += s.Finished - b.Finished
 		preempted += s.Preemptions - b.Preemptions
 		computed += s.TokensComputed - b.TokensComputed

@@ -3,6 +3,8 @@ package sim
 import (
 	"testing"
 	"time"
+
+	"penstock/sim/world"
 )
 
 // TestAbuserCostsOthersLittle: seven tenants keep most of what they have without one
@@ -24,7 +26,7 @@ func TestAbuserCostsOthersLittle(t *testing.T) {
 func TestBacklogDrains(t *testing.T) {
 	cfg := short(t, "tiers", "prefill-bound", "forecast")
 	cfg.Workload.Low = 6000
-	cfg.Shifts, cfg.Loads, cfg.Warm, cfg.Span, cfg.Clients = 1, []float64{0.5}, 20*time.Second, 90*time.Second, Clients{}
+	cfg.Shifts, cfg.Loads, cfg.Warm, cfg.Span, cfg.Clients = 1, []float64{0.5}, 20*time.Second, 90*time.Second, world.Clients{}
 	l := replay(t, cfg)[0].Low
 	if l.Answered != 6000 || l.Drained > 90 || l.TTFT > 1.1 {
 		t.Errorf("%+v; want all answered within 90 s, and the first tier's p99 within a tenth", *l)

@@ -8,6 +8,8 @@ import (
 
 	"penstock/scheduler"
 	"penstock/sim/engine"
+	"penstock/sim/gate"
+	"penstock/sim/world"
 )
 
 // Policy is a way to let requests in, with the settings to try. A report shows the
@@ -20,7 +22,7 @@ type Policy struct {
 type setting struct {
 	name   string
 	engine func(*engine.Config) // nil = as the profile says
-	front  func(w *world) (front, error)
+	front  func(w *world.World, t *tally) (world.Front, error)
 }
 
 // Policies are the names that FindPolicies knows, penstock's own first.
@@ -49,11 +51,11 @@ func FindPolicies(names []string) ([]Policy, error) {
 }
 
 var policies = []Policy{
-	{"forecast", gated(scheduler.Forecast, gate{})},
-	{"oracle", gated(scheduler.Forecast, gate{oracle: true})},
-	{"law-watermark", gated(scheduler.Watermark, gate{})},
-	{"forecast-alone", gated(scheduler.Forecast, gate{alone: true})},
-	{"law-watermark-alone", gated(scheduler.Watermark, gate{alone: true})},
+	{"forecast", gated(gate.Config{Law: scheduler.Forecast})},
+	{"oracle", gated(gate.Config{Law: scheduler.Forecast, Oracle: true})},
+	{"law-watermark", gated(gate.Config{Law: scheduler.Watermark})},
+	{"forecast-alone", gated(gate.Config{Law: scheduler.Forecast, Alone: true})},
+	{"law-watermark-alone", gated(gate.Config{Law: scheduler.Watermark, Alone: true})},
 	{"gauge-shed", queued("", rules{pass: gaugeBelow(0.8, 0.8, 5), shed: true})},
 	{"gauge-shed-even", queued("", rules{pass: gaugeBelow(0.8, 0.8, 5), shed: true, even: true})},
 	{"none", none},
@@ -69,9 +71,14 @@ var policies = []Policy{
 
 // gated is penstock under a law. The oracle's lengths are the true ones; agents that
 // are alone pass no head on to a peer.
-func gated(law scheduler.Law, g gate) func(capacity) []setting {
+func gated(g gate.Config) func(capacity) []setting {
+	g.TTFT, g.TPOT = sloTTFT, sloTPOT
 	return func(capacity) []setting {
-		return []setting{{front: func(w *world) (front, error) { return newGate(w, law, g.oracle, g.alone) }}}
+		return []setting{{front: func(w *world.World, t *tally) (world.Front, error) {
+			cfg := g // worlds run side by side
+			cfg.Tenants, cfg.Tiers, cfg.Width, cfg.Told = t.tenants, t.tiers, t.width, t.told
+			return gate.New(cfg, w)
+		}}}
 	}
 }
 
@@ -79,8 +86,8 @@ func queued(name string, r rules) func(capacity) []setting {
 	return func(capacity) []setting { return []setting{{name: name, front: inFront(r)}} }
 }
 
-func inFront(r rules) func(*world) (front, error) {
-	return func(w *world) (front, error) { return newQueue(w, r), nil }
+func inFront(r rules) func(*world.World, *tally) (world.Front, error) {
+	return func(w *world.World, _ *tally) (world.Front, error) { return newQueue(w, r), nil }
 }
 
 // spare is vLLM's --watermark.
@@ -123,8 +130,8 @@ func boundedQueue(capacity) (out []setting) {
 	return out
 }
 
-func below(n int) func(*queue, *visit) bool {
-	return func(q *queue, _ *visit) bool { return q.inflight[q.target()] < n }
+func below(n int) func(*queue, *world.Visit) bool {
+	return func(q *queue, _ *world.Visit) bool { return q.inflight[q.target()] < n }
 }
 
 // watermarkTTL is the gauge's two marks and a wait bounded by the limit of the
@@ -138,8 +145,8 @@ func watermarkTTL(capacity) (out []setting) {
 
 // gaugeBelow lets go while the gauges show KV usage below stop and few requests
 // waiting; once shut, not before usage is below reopen.
-func gaugeBelow(stop, reopen float64, waiting int) func(*queue, *visit) bool {
-	return func(q *queue, _ *visit) bool {
+func gaugeBelow(stop, reopen float64, waiting int) func(*queue, *world.Visit) bool {
+	return func(q *queue, _ *world.Visit) bool {
 		g := &q.gauges[q.target()]
 		if q.closed = g.KV >= stop || q.closed && g.KV >= reopen; q.closed {
 			return false
@@ -171,15 +178,15 @@ func vllmCaps(c capacity) (out []setting) {
 func tokenBucket(c capacity) (out []setting) {
 	for _, share := range []float64{0.8, 0.9, 1} {
 		for _, ttl := range waits {
-			out = append(out, setting{fmt.Sprintf("%.1f of capacity, wait %v", share, ttl), nil, func(w *world) (front, error) {
-				rate := share * c.tokens * float64(len(w.units))
-				return newQueue(w, rules{ttl: ttl, pass: func(q *queue, v *visit) bool {
-					q.level = max(q.level-rate*(w.now-q.leaked).Seconds(), 0)
-					q.leaked = w.now
+			out = append(out, setting{fmt.Sprintf("%.1f of capacity, wait %v", share, ttl), nil, func(w *world.World, _ *tally) (world.Front, error) {
+				rate := share * c.tokens * float64(w.Engines())
+				return newQueue(w, rules{ttl: ttl, pass: func(q *queue, v *world.Visit) bool {
+					q.level = max(q.level-rate*(w.Now-q.leaked).Seconds(), 0)
+					q.leaked = w.Now
 					if q.level > rate {
 						return false
 					}
-					q.level += float64(v.guessed()) + c.output
+					q.level += float64(v.Guessed()) + c.output
 					return true
 				}}), nil
 			}})
@@ -193,7 +200,7 @@ func tokenBucket(c capacity) (out []setting) {
 func backpressure(capacity) (out []setting) {
 	for _, n := range []int{1, 2, 4, 8} {
 		for _, ttl := range waits {
-			pass := func(q *queue, _ *visit) bool { return q.firsts[q.target()] < n }
+			pass := func(q *queue, _ *world.Visit) bool { return q.firsts[q.target()] < n }
 			out = append(out, setting{fmt.Sprintf("%d without a first token, wait %v", n, ttl), nil, inFront(rules{pass: pass, ttl: ttl})})
 		}
 	}

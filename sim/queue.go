@@ -6,22 +6,23 @@ import (
 	"time"
 
 	"penstock/scheduler"
+	"penstock/sim/world"
 )
 
 // rules are how a baseline lets requests in.
 type rules struct {
-	pass func(q *queue, v *visit) bool // whether the first in line may go now; nil = at once
-	ttl  time.Duration                 // longest wait in line; 0 = none
-	shed bool                          // refuse whoever's first token is predicted to come too late
-	even bool                          // and do not count the own prefill, as penstock's rule does not
+	pass func(q *queue, v *world.Visit) bool // whether the first in line may go now; nil = at once
+	ttl  time.Duration                       // longest wait in line; 0 = none
+	shed bool                                // refuse whoever's first token is predicted to come too late
+	even bool                                // and do not count the own prefill, as penstock's rule does not
 }
 
 // queue is a baseline: one line, first come first served, before all engines; the
 // next request goes to the engine with the fewest.
 type queue struct {
-	w        *world
+	w        *world.World
 	rules    rules
-	line     []*visit
+	line     []*world.Visit
 	gauges   []scheduler.Sample
 	inflight []int // requests per engine
 	pending  []int // prompt tokens without a first token, per engine
@@ -33,12 +34,12 @@ type queue struct {
 	leaked   time.Duration
 }
 
-func newQueue(w *world, r rules) *queue {
-	n := len(w.units)
+func newQueue(w *world.World, r rules) *queue {
+	n := w.Engines()
 	return &queue{w: w, rules: r, gauges: make([]scheduler.Sample, n), inflight: make([]int, n), pending: make([]int, n), firsts: make([]int, n)}
 }
 
-func (q *queue) arrive(v *visit) {
+func (q *queue) Arrive(v *world.Visit) {
 	q.line = append(q.line, v)
 	q.pump()
 }
@@ -47,15 +48,15 @@ func (q *queue) arrive(v *visit) {
 func (q *queue) pump() {
 	for len(q.line) > 0 {
 		v, unit := q.line[0], q.target()
-		waited, ahead := q.w.now-v.sent, q.pending[unit]
+		waited, ahead := q.w.Now-v.Sent, q.pending[unit]
 		if !q.rules.even {
-			ahead += v.guessed()
+			ahead += v.Guessed()
 		}
 		switch {
 		case q.rules.ttl > 0 && waited > q.rules.ttl,
 			q.rules.shed && q.speed.known() && waited+q.speed.predict(ahead) > sloTTFT && (waited > 0 || q.firsts[unit] > 0):
 			q.line = q.line[1:]
-			q.w.refuse(v, 0)
+			q.w.Refuse(v, 0)
 			continue
 		case q.rules.pass != nil && !q.rules.pass(q, v):
 			return
@@ -63,17 +64,17 @@ func (q *queue) pump() {
 		q.line = q.line[1:]
 		q.inflight[unit]++
 		q.firsts[unit]++
-		q.pending[unit] += v.guessed()
+		q.pending[unit] += v.Guessed()
 		q.note(v, q.pending[unit])
-		q.w.submit(v, unit)
+		q.w.Submit(v, unit)
 	}
 }
 
-func (q *queue) note(v *visit, ahead int) {
-	for uint64(len(q.ahead)) <= v.id {
+func (q *queue) note(v *world.Visit, ahead int) {
+	for uint64(len(q.ahead)) <= v.ID {
 		q.ahead = append(q.ahead, 0)
 	}
-	q.ahead[v.id] = ahead
+	q.ahead[v.ID] = ahead
 }
 
 // target is the engine with the fewest requests.
@@ -86,39 +87,39 @@ func (q *queue) target() (unit int) {
 	return unit
 }
 
-func (q *queue) gone(v *visit) {
+func (q *queue) Gone(v *world.Visit) {
 	if i := slices.Index(q.line, v); i >= 0 {
 		q.line = slices.Delete(q.line, i, i+1)
 		return
 	}
 	q.begun(v)
-	q.inflight[v.unit]--
+	q.inflight[v.Unit]--
 	q.pump()
 }
 
 // begun takes a visit out of those without a first token.
-func (q *queue) begun(v *visit) {
-	q.firsts[v.unit]--
-	q.pending[v.unit] -= v.guessed()
+func (q *queue) begun(v *world.Visit) {
+	q.firsts[v.Unit]--
+	q.pending[v.Unit] -= v.Guessed()
 }
 
-func (q *queue) token(v *visit) {
-	if v.out == 1 {
-		q.speed.learn(q.ahead[v.id], v.first-v.sent)
+func (q *queue) Token(v *world.Visit) {
+	if v.Out == 1 {
+		q.speed.learn(q.ahead[v.ID], v.First-v.Sent)
 		q.begun(v)
 		q.pump()
 	}
 }
 
-func (q *queue) ended(v *visit) {
-	if v.first == 0 { // the engine's own cap
+func (q *queue) Ended(v *world.Visit) {
+	if v.First == 0 { // the engine's own cap
 		q.begun(v)
 	}
-	q.inflight[v.unit]--
+	q.inflight[v.Unit]--
 	q.pump()
 }
 
-func (q *queue) sample(unit int, s scheduler.Sample) {
+func (q *queue) Sample(unit int, s scheduler.Sample) {
 	q.gauges[unit] = s
 	q.pump()
 }

@@ -1,3 +1,7 @@
+// Package sim replays a trace of requests against simulated engines in virtual time
+// and measures what each way to let them in makes of it. Penstock's own way is the
+// code of production, as sim/gate calls it; the others are queues with a rule. The same
+// input gives the same output.
 package sim
 
 import (
@@ -11,6 +15,7 @@ import (
 
 	"penstock/sim/random"
 	"penstock/sim/traces"
+	"penstock/sim/world"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -18,14 +23,14 @@ import (
 // Config is one workload on one profile, under some policies and loads.
 type Config struct {
 	Workload *traces.Workload
-	Profile  *Profile
+	Profile  *world.Profile
 	Policies []Policy
 	Loads    []float64 // offered requests over the engines' capacity
 	Seed     uint64
 	Shifts   int           // places in the trace to begin at; a figure is the median over them
 	Warm     time.Duration // not measured
 	Span     time.Duration // measured; arrivals go on for Tail after it
-	Clients  Clients
+	Clients  world.Clients
 	Burst    Burst
 	Prefix   bool // engines keep prompts' parts that have an id, as vLLM does
 	Width    int  // lines of a lane: 1 as in memory, 32 as with a broker
@@ -41,7 +46,7 @@ const Tail = 30 * time.Second
 func DefaultConfig() Config {
 	return Config{
 		Loads: []float64{0.7, 1, 1.5, 2, 3}, Seed: 1, Shifts: 3, Warm: time.Minute, Span: 4 * time.Minute,
-		Clients: Clients{Patience: 10 * time.Second, Obey: 1}, Prefix: true, Width: 1,
+		Clients: world.Clients{Patience: 10 * time.Second, Obey: 1}, Prefix: true, Width: 1,
 	}
 }
 
@@ -131,7 +136,7 @@ func Run(ctx context.Context, cfg Config, progress func(done, all int)) ([]Row, 
 	for i := range cfg.Policies {
 		for _, load := range cfg.Loads {
 			for _, s := range cfg.Policies[i].settings(c) {
-				cells = append(cells, &cell{cfg: &cfg, policy: &cfg.Policies[i], setting: s, load: load, rate: load * c.requests * cfg.Profile.speed(), shifts: make([]Figures, cfg.Shifts)})
+				cells = append(cells, &cell{cfg: &cfg, policy: &cfg.Policies[i], setting: s, load: load, rate: load * c.requests * cfg.Profile.Speed(), shifts: make([]Figures, cfg.Shifts)})
 			}
 		}
 	}
@@ -200,61 +205,57 @@ type cell struct {
 func (c *cell) run(shift int) error {
 	usual := c.cfg.arrivals(c.rate, shift)
 	arrivals := c.cfg.backlog(c.cfg.burst(usual, c.rate, shift))
-	t, w, err := c.play(shift, arrivals)
+	t, err := c.play(shift, arrivals)
 	if err != nil {
 		return err
 	}
-	f := t.figures(w, arrivals)
+	f := t.figures(arrivals)
 	if c.cfg.Burst.Times > 0 {
-		t0, w0, err := c.play(shift, usual)
+		without, err := c.play(shift, usual)
 		if err != nil {
 			return err
 		}
-		calm, _, _ := t0.outcomes(w0, usual)
-		stormy, _, _ := t.outcomes(w, arrivals)
+		calm, _, _ := without.outcomes(usual)
+		stormy, _, _ := t.outcomes(arrivals)
 		r := recovery(calm, stormy, c.cfg.burstEnd(), c.cfg.Warm+c.cfg.Span).Seconds()
 		f.Recover = &r
 	}
 	if c.cfg.Workload.Abuser {
 		others := slices.DeleteFunc(slices.Clone(arrivals), func(a traces.Arrival) bool { return a.Tenant == 0 })
-		t0, w0, err := c.play(shift, others)
+		without, err := c.play(shift, others)
 		if err != nil {
 			return err
 		}
-		f.Fairness.compare(f.Tenants, t0.figures(w0, others).Tenants)
+		f.Fairness.compare(f.Tenants, without.figures(others).Tenants)
 	}
 	if c.cfg.Workload.Low > 0 {
-		_, w0, err := c.play(shift, usual)
+		without, err := c.play(shift, usual)
 		if err != nil {
 			return err
 		}
-		f.Low = t.lowTier(w, w0)
+		f.Low = t.lowTier(without)
 	}
 	c.shifts[shift] = f
 	return nil
 }
 
 // play is one world from beginning to end.
-func (c *cell) play(shift int, arrivals []traces.Arrival) (*tally, *world, error) {
+func (c *cell) play(shift int, arrivals []traces.Arrival) (*tally, error) {
 	p := *c.cfg.Profile
 	if c.setting.engine != nil {
 		c.setting.engine(&p.Engine)
 	}
-	t := newTally(&p, c.cfg)
-	w, err := newWorld(t, c.cfg.Clients, random.Mix(c.cfg.Seed, uint64(shift)))
+	w, err := world.New(&p, c.cfg.Clients, random.Mix(c.cfg.Seed, uint64(shift)))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if w.front, err = c.setting.front(w); err != nil {
-		return nil, nil, err
+	t := newTally(w, c.cfg)
+	front, err := c.setting.front(w, t)
+	if err != nil {
+		return nil, err
 	}
-	w.at(t.warm, func() {
-		for _, u := range w.units {
-			t.before = append(t.before, u.engine.Stats())
-		}
-	})
-	w.run(arrivals, c.cfg.end())
-	return t, w, nil
+	w.Run(front, arrivals, c.cfg.end())
+	return t, nil
 }
 
 // row is the cell's medians over the shifts.

@@ -3,13 +3,12 @@ package sim
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"penstock/sim/traces"
+	"penstock/sim/world"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -22,7 +21,7 @@ func short(t *testing.T, workload, profile string, policies ...string) Config {
 	if cfg.Workload, err = traces.Load(workload); err != nil {
 		t.Fatal(err)
 	}
-	if cfg.Profile, err = LoadProfile(profile); err != nil {
+	if cfg.Profile, err = world.LoadProfile(profile); err != nil {
 		t.Fatal(err)
 	}
 	if cfg.Policies, err = FindPolicies(policies); err != nil {
@@ -162,44 +161,13 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func TestProfileFile(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "gpu.yaml")
-	for _, c := range []struct{ name, text, want string }{
-		{"good", "kv_tokens: 32000\nengines: 2\nstep: 12ms\nper_prefill_token: 40us\n", ""},
-		{"unknown key", "kv_token: 1\n", "kv_token"},
-		{"no block", "kv_tokens: 3\n", "kv_tokens 3"},
-		{"too many engines", "engines: 65\n", "engines 65"},
-		{"context above memory", "kv_tokens: 1600\nmax_model_len: 3200\n", "MaxModelLen is 3200"},
-		{"negative time", "step: -1ms\n", "Base"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			p, err := LoadProfile(file)
-			if c.want != "" {
-				if err == nil || !strings.Contains(err.Error(), c.want) {
-					t.Errorf("error %v, want one with %q", err, c.want)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if e := p.Engine; len(p.Speeds) != 2 || e.Capacity() != 32_000 || e.MaxModelLen != 32_000 || e.Base != 12*time.Millisecond || e.MaxSeqs != 256 {
-				t.Errorf("read %+v", p)
-			}
-		})
-	}
-}
-
 // BenchmarkReplay is 330 virtual seconds of the conversation trace at 1.5 load.
 func BenchmarkReplay(b *testing.B) {
-	for _, profile := range Profiles() {
+	for _, profile := range world.Profiles() {
 		b.Run(profile, func(b *testing.B) {
 			cfg := DefaultConfig()
 			cfg.Workload, _ = traces.Load("conv")
-			cfg.Profile, _ = LoadProfile(profile)
+			cfg.Profile, _ = world.LoadProfile(profile)
 			cfg.Policies, _ = FindPolicies([]string{"forecast"})
 			c, err := measureCapacity(&cfg)
 			if err != nil {

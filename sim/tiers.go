@@ -8,6 +8,7 @@ import (
 	"penstock/scheduler"
 	"penstock/sim/random"
 	"penstock/sim/traces"
+	"penstock/sim/world"
 )
 
 // The workload "tiers": a first tier's conversations, and within 10 s from the start of
@@ -55,34 +56,34 @@ func (c *Config) backlog(usual []traces.Arrival) []traces.Arrival {
 	return all
 }
 
-// lowTier is what became of it; without is the same world without it.
-func (t *tally) lowTier(w, without *world) *LowTier {
+// lowTier is what became of it; without is of the same world without it.
+func (t *tally) lowTier(without *tally) *LowTier {
 	l := &LowTier{}
 	var last time.Duration
-	for _, v := range w.visits {
+	for _, v := range t.w.Visits {
 		switch {
 		case !v.Low:
-		case v.phase == over:
+		case v.Phase == world.Over:
 			l.Answered++
-			last = max(last, v.last)
-		case v.phase == failed:
+			last = max(last, v.Last)
+		case v.Phase == world.Failed:
 			l.Refused++
 		default:
 			l.Left++
 		}
 	}
 	if l.Left > 0 {
-		last = w.now
+		last = t.w.Now
 	}
-	p99 := func(w *world) float64 {
+	p99 := func(w *world.World) float64 {
 		var ttft []time.Duration
-		for _, v := range w.visits {
-			if !v.Low && v.first > 0 && v.At >= t.warm && v.At < last {
-				ttft = append(ttft, v.first-v.sent)
+		for _, v := range w.Visits {
+			if !v.Low && v.First > 0 && v.At >= t.warm && v.At < last {
+				ttft = append(ttft, v.First-v.Sent)
 			}
 		}
 		return quantile(ttft, .99)
 	}
-	l.Drained, l.TTFT = max(last-t.warm, 0).Seconds(), p99(w)/max(p99(without), 1e-9)
+	l.Drained, l.TTFT = max(last-t.warm, 0).Seconds(), p99(t.w)/max(p99(without.w), 1e-9)
 	return l
 }

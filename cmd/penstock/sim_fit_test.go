@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"penstock/sim"
 	"penstock/sim/fit"
+	"penstock/sim/world"
 )
 
 // fitLab is a small, fast simulated engine.
@@ -48,7 +48,7 @@ func TestSimFit(t *testing.T) {
 	if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p, err := sim.LoadProfile(file)
+	p, err := world.LoadProfile(file)
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, &out)
 	}

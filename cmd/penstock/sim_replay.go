@@ -13,6 +13,7 @@ import (
 	"penstock/sim"
 	"penstock/sim/report"
 	"penstock/sim/traces"
+	"penstock/sim/world"
 )
 
 // replayNames are what the command's flags name.
@@ -64,7 +65,7 @@ func newSimReplay() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay",
 		Short: "Replay a trace in virtual time and compare ways to let requests in",
-		Long:  fmt.Sprintf(replayHelp, strings.Join(traces.Workloads(), ", "), strings.Join(sim.Profiles(), ", ")),
+		Long:  fmt.Sprintf(replayHelp, strings.Join(traces.Workloads(), ", "), strings.Join(world.Profiles(), ", ")),
 		Example: `  penstock sim replay
   penstock sim replay --trace mooncake --profile prefill-bound --policy all --load 1,2 -o json
   penstock sim replay --trace my.csv --profile my-gpu.yaml --policy forecast,vllm-caps -o svg > goodput.svg`,
@@ -85,7 +86,7 @@ func newSimReplay() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&names.workloads, "trace", []string{"conv"}, "workloads: "+strings.Join(traces.Workloads(), ", ")+", or trace files")
-	f.StringSliceVar(&names.profiles, "profile", []string{"kv-bound"}, "engines: "+strings.Join(sim.Profiles(), ", ")+", or YAML files")
+	f.StringSliceVar(&names.profiles, "profile", []string{"kv-bound"}, "engines: "+strings.Join(world.Profiles(), ", ")+", or YAML files")
 	f.StringSliceVar(&names.policies, "policy", []string{"forecast", "law-watermark", "oracle", "none", "watermark-ttl", "vllm-caps"}, "all, or some of: "+strings.Join(sim.Policies(), ", "))
 	f.Float64SliceVar(&cfg.Loads, "load", cfg.Loads, "offered requests over what the engines can do")
 	f.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of everything drawn")
@@ -119,7 +120,7 @@ func (n *replayNames) load(cfg sim.Config) (runs []sim.Config, err error) {
 			return nil, usage("--trace: %w", err)
 		}
 		for _, profile := range n.profiles {
-			if cfg.Profile, err = sim.LoadProfile(profile); err != nil {
+			if cfg.Profile, err = world.LoadProfile(profile); err != nil {
 				return nil, usage("--profile: %w", err)
 			}
 			if err := cfg.Validate(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"penstock/load"
 	"penstock/sim"
 	"penstock/sim/traces"
+	"penstock/sim/world"
 )
 
 // fromFirst is a seed under which sim begins a trace with its first request.
@@ -37,7 +38,7 @@ func (o *options) predict(arrivals []load.Arrival) error {
 	if cfg.Workload, err = traces.Load(trace); err != nil {
 		return err
 	}
-	if cfg.Profile, err = sim.LoadProfile(o.profile); err != nil {
+	if cfg.Profile, err = world.LoadProfile(o.profile); err != nil {
 		return err
 	}
 	if cfg.Policies, err = sim.FindPolicies([]string{o.policy}); err != nil {

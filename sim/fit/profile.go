@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Profile is an engine as sim replay takes it, in YAML: sim.LoadProfile.
+// Profile is an engine as sim replay takes it, in YAML: world.LoadProfile.
 type Profile struct {
 	Step              time.Duration `json:"step"`
 	PerPrefillToken   time.Duration `json:"per_prefill_token"`

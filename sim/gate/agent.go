@@ -1,4 +1,4 @@
-package sim
+package gate
 
 import (
 	"slices"
@@ -12,7 +12,7 @@ import (
 // agent repeats package agent's order of calls to the scheduler, without its IO:
 // core.go's decide, fill, expire, release and progress, room.go's bounds.
 type agent struct {
-	g     *gate
+	g     *Gate
 	unit  int
 	sched *scheduler.State
 	heads []*ticket // in the room
@@ -26,7 +26,7 @@ type agent struct {
 // backlogEvery is how often agent/run.go reads them.
 const backlogEvery = time.Second
 
-func (a *agent) now() time.Time { return a.g.w.time() }
+func (a *agent) now() time.Time { return a.g.w.Time() }
 
 // handle answers a delivery, or takes it into the room.
 func (a *agent) handle(t *ticket) {
@@ -45,7 +45,7 @@ func (a *agent) handle(t *ticket) {
 		a.answer(t, full)
 		return
 	}
-	t.hold, t.entered = v, a.g.w.now
+	t.hold, t.entered = v, a.g.w.Now
 	a.heads, a.reqs = append(a.heads, t), append(a.reqs, t.req)
 	refused := a.fill()
 	i := slices.Index(a.heads, t)
@@ -62,7 +62,7 @@ func (a *agent) handle(t *ticket) {
 	}
 	if slices.Contains(a.heads, t) {
 		entered := t.entered
-		a.g.w.after(roomHold, func() {
+		a.g.w.After(roomHold, func() {
 			if i := slices.Index(a.heads, t); i >= 0 && t.entered == entered {
 				a.leave(i, scheduler.Verdict{Action: scheduler.Suspend, Reason: t.hold.Reason, After: t.hold.After})
 			}
@@ -102,23 +102,23 @@ func (a *agent) leave(i int, v scheduler.Verdict) {
 // answer acts on a verdict. The ledger's place is taken at once; what follows comes
 // after the caller is done, as in production, where another goroutine does it.
 func (a *agent) answer(t *ticket, v scheduler.Verdict) {
-	a.g.w.tally.told(v)
+	a.g.cfg.Told(v)
 	w := a.g.w
 	switch v.Action {
 	case scheduler.Start:
 		t.slot = a.sched.Reserve(a.now(), &t.req)
-		w.after(0, func() { a.start(t) })
+		w.After(0, func() { a.start(t) })
 	case scheduler.Drop:
-		w.after(0, func() {
+		w.After(0, func() {
 			if !t.req.Aborted {
 				a.g.outstanding(t, false)
 				a.g.left(t)
-				w.refuse(t.v, 0)
+				w.Refuse(t.v, 0)
 			}
 			a.g.settled(t)
 		})
 	default:
-		w.after(0, func() {
+		w.After(0, func() {
 			if t.req.Aborted {
 				a.g.settled(t)
 				return
@@ -138,7 +138,7 @@ func (a *agent) start(t *ticket) {
 	a.g.count(t, -1)
 	a.g.door.Started(t.line.lane.key, t.tokens, t.forecast, false, t.req.Opened, a.now())
 	a.g.settled(t)
-	a.g.w.submit(t.v, a.unit)
+	a.g.w.Submit(t.v, a.unit)
 }
 
 // gone drops an aborted request's head from the room, or gives its place in the
@@ -167,7 +167,7 @@ func (a *agent) release(t *ticket, finished bool) {
 }
 
 func (a *agent) progress(t *ticket) {
-	a.sched.Progress(a.now(), t.slot, t.v.Prompt, t.v.out)
+	a.sched.Progress(a.now(), t.slot, t.v.Prompt, t.v.Out)
 	if !t.begun { // its prefill is over: the next one may begin
 		t.begun = true
 		a.fill()
@@ -178,13 +178,13 @@ func (a *agent) progress(t *ticket) {
 func (a *agent) sample(s scheduler.Sample) {
 	a.peers = a.peers[:0]
 	for _, o := range a.g.agents {
-		if o != a && !a.g.alone && o.row.Serves(model, a.now()) {
+		if o != a && !a.g.cfg.Alone && o.row.Serves(model, a.now()) {
 			a.peers = append(a.peers, scheduler.Peer{CanStart: o.row.State == reason.OK && o.row.Freeness > 0, Freeness: o.row.Freeness, At: o.row.At})
 		}
 	}
 	a.sched.SetPeers(a.peers)
-	if a.g.w.now >= a.counted+backlogEvery {
-		a.counted = a.g.w.now
+	if a.g.w.Now >= a.counted+backlogEvery {
+		a.counted = a.g.w.Now
 		for _, l := range a.g.lanes {
 			a.sched.SetBacklog(l.rank, l.own.Requests) // a tier has one lane, or all are of one tier
 		}

@@ -1,4 +1,4 @@
-package sim
+package world
 
 import (
 	"bytes"
@@ -19,8 +19,8 @@ type Profile struct {
 	Engine engine.Config
 }
 
-// speed is that of all engines together.
-func (p *Profile) speed() (sum float64) {
+// Speed is that of all engines together.
+func (p *Profile) Speed() (sum float64) {
 	for _, s := range p.Speeds {
 		sum += s
 	}
