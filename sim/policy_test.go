@@ -63,7 +63,7 @@ func TestOneRequest(t *testing.T) {
 }
 
 // TestEverythingEnds: with clients that go away and come back, every attempt ends
-// once, and afterwards no queue holds anything. That of a gate is in its own test.
+// once, and afterwards the queue holds nothing.
 func TestEverythingEnds(t *testing.T) {
 	w0, err := traces.Load("tenants")
 	if err != nil {
@@ -78,6 +78,10 @@ func TestEverythingEnds(t *testing.T) {
 	for _, policy := range Policies() {
 		t.Run(policy, func(t *testing.T) {
 			counted, front := built(t, p, world.Clients{Patience: 3 * time.Second, Retries: 2}, w0.Tenants, policy)
+			f, is := front.(*queue)
+			if !is {
+				return // package gate has the same test of itself
+			}
 			counted.w.Run(front, arrivals, 10*time.Minute)
 			tries := map[int]int{}
 			for _, v := range counted.w.Visits {
@@ -92,7 +96,7 @@ func TestEverythingEnds(t *testing.T) {
 			if len(tries) != len(arrivals) {
 				t.Errorf("%d of %d requests were sent", len(tries), len(arrivals))
 			}
-			if f, is := front.(*queue); is && (len(f.line) > 0 || f.inflight[0] != 0 || f.pending[1] != 0 || f.firsts[0] != 0) {
+			if len(f.line) > 0 || f.inflight[0] != 0 || f.pending[1] != 0 || f.firsts[0] != 0 {
 				t.Errorf("%d wait, in flight %v, pending %v, without a first token %v", len(f.line), f.inflight, f.pending, f.firsts)
 			}
 		})

@@ -29,9 +29,9 @@ func built(t *testing.T, cfg Config, c world.Clients) (*world.World, *Gate) {
 	return w, g
 }
 
-// TestAtRest: with clients that go away and come back, every attempt ends once, and
+// TestEverythingEnds: with clients that go away and come back, every attempt ends once, and
 // afterwards neither ledger, nor door, nor lanes hold anything.
-func TestAtRest(t *testing.T) {
+func TestEverythingEnds(t *testing.T) {
 	load, err := traces.Load("tenants")
 	if err != nil {
 		t.Fatal(err)
@@ -48,10 +48,18 @@ func TestAtRest(t *testing.T) {
 			cfg.Tenants = load.Tenants
 			w, g := built(t, cfg, world.Clients{Patience: 3 * time.Second, Retries: 2})
 			w.Run(g, arrivals, 10*time.Minute)
+			tries := map[int]int{}
 			for _, v := range w.Visits {
 				if v.Phase < world.Over {
 					t.Fatalf("request %d, try %d is in phase %d at the end", v.Origin, v.Try, v.Phase)
 				}
+				if v.Phase == world.Over && (v.Out != v.Output || v.First <= v.Sent) {
+					t.Fatalf("request %d has %d of %d tokens", v.Origin, v.Out, v.Output)
+				}
+				tries[v.Origin]++
+			}
+			if len(tries) != len(arrivals) {
+				t.Errorf("%d of %d requests were sent", len(tries), len(arrivals))
 			}
 			atRest(t, w, g)
 		})
