@@ -100,6 +100,7 @@ var allowed = map[string][]string{
 	"gateway/route":     {"lane", "policy", "reason"},
 	"gateway/headers":   {"policy"},
 	"gateway/inbox":     {"registry", "response"},
+	"gateway/outcome":   {"gateway/refuse", "gateway/route", "policy", "reason", "registry"},
 	"gateway/relay":     {"gateway/inbox", "response"},
 	"gateway/journal":   {"reason"},
 	"gateway/directory": {"fleet", "reason", "registry"},
@@ -109,7 +110,7 @@ var allowed = map[string][]string{
 	},
 
 	"gateway": {
-		"gateway/admission", "gateway/directory", "gateway/headers", "gateway/inbox", "gateway/journal", "gateway/openai", "gateway/refuse", "gateway/relay", "gateway/route", "admin", "policy", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
+		"gateway/admission", "gateway/directory", "gateway/headers", "gateway/inbox", "gateway/journal", "gateway/openai", "gateway/outcome", "gateway/refuse", "gateway/relay", "gateway/route", "admin", "policy", "fleet", "lane", "queue", "quota", "reason", "registry", "response",
 	},
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "policy", "policy/document", "scheduler", "scraper", "vllm"},

@@ -69,7 +69,7 @@ func (g *Gateway) infer(w http.ResponseWriter, r *http.Request, path, kind strin
 		x.label = x.id
 	}
 	w.Header()["X-Request-Id"] = []string{x.label}
-	g.metrics.open.Inc()
+	g.metrics.Opened()
 	open := g.open.Add(1)
 	defer g.leave()
 	if r.ProtoMajor == 1 {
@@ -106,7 +106,7 @@ func (x *exchange) lane() (again bool) {
 }
 
 func (g *Gateway) leave() {
-	g.metrics.open.Dec()
+	g.metrics.Closed()
 	if g.open.Add(-1) == 0 && g.draining.Load() {
 		select {
 		case g.empty <- struct{}{}:

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"penstock/gateway/admission"
+	"penstock/gateway/outcome"
 	"penstock/gateway/refuse"
 	"penstock/gateway/relay"
 	"penstock/reason"
@@ -181,13 +182,13 @@ func (x *exchange) abandon() {
 		x.fail(&refuse.Refusal{Reason: reason.Draining})
 		return
 	}
-	stage, found := c.State, abortCanceled
+	stage, found := c.State, outcome.AbortCanceled
 	if err != nil {
-		found = abortError
+		found = outcome.AbortError
 	} else if c.State == registry.Finished {
-		found = abortOver
+		found = outcome.AbortOver
 	}
-	if found != abortCanceled { // then it counts as what was seen of it
+	if found != outcome.AbortCanceled { // then it counts as what was seen of it
 		switch {
 		case x.seen.Chunks > 0:
 			stage = registry.Streaming
@@ -197,7 +198,7 @@ func (x *exchange) abandon() {
 			stage = registry.Queued
 		}
 	}
-	x.g.metrics.aborts.WithLabelValues(stageName(stage), found).Inc()
+	x.g.metrics.Aborted(stage, found)
 	x.client.HangUp()
 	x.finish(relay.StatusGone, why, response.Usage{})
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"penstock/gateway/journal"
+	"penstock/gateway/outcome"
 	"penstock/reason"
 	"penstock/response"
 )
@@ -14,37 +15,27 @@ import (
 // and its log line, which never has a byte of the prompt.
 func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 	g, v, now := x.g, &x.seen, time.Now()
-	name := otherModel
+	r := outcome.Request{
+		Tier: x.class.Lane.Tier, Status: status, Reason: why, Stream: x.request.Stream, Tokens: v.Chunks,
+		Queued: v.InQueue, First: v.First, Latest: v.Latest, Arrived: x.arrived, Ended: now,
+	}
 	if x.place.Known {
-		name = x.request.Model
+		r.Model = x.request.Model
 	}
-	end := outcomeOf(why)
-	model := g.metrics.model(name, x.class.Lane.Tier)
-	model.requests[end].Inc()
-	if end != succeeded && end != aborted {
-		g.metrics.refused(status, why)
+	if used.Known {
+		r.Tokens = used.Output / max(x.request.Sequences, 1)
 	}
-	if end != succeeded || x.trip.Moved() {
+	end := g.metrics.Finished(&r)
+	if end != outcome.Succeeded || x.trip.Moved() {
 		x.remember(now, status, end, why)
 	}
 	if why == reason.Finished && used.Known {
-		g.metrics.missed(g.door.Learn(x.who.Name, &x.request, used))
+		missed := g.door.Learn(x.who.Name, &x.request, used)
+		g.metrics.Missed(missed.Prompt, missed.Output)
 	}
 	var ttft time.Duration
 	if !v.First.IsZero() {
 		ttft = v.First.Sub(x.arrived)
-		model.queued.Observe(v.InQueue.Seconds())
-		model.service.Observe(max(now.Sub(x.arrived)-v.InQueue, 0).Seconds())
-		if x.request.Stream {
-			model.ttft.Observe(ttft.Seconds())
-			tokens := v.Chunks
-			if used.Known {
-				tokens = used.Output / max(x.request.Sequences, 1)
-			}
-			if tokens > 1 && why == reason.Finished {
-				g.metrics.tpot.Observe(v.Latest.Sub(v.First).Seconds() / float64(tokens-1))
-			}
-		}
 	}
 	level := slog.LevelDebug // refusals at the door can be many
 	if x.queued {
@@ -69,7 +60,7 @@ func (x *exchange) finish(status int, why reason.Reason, used response.Usage) {
 
 // remember writes a request that got no whole answer, or went through several lanes, into
 // the journal.
-func (x *exchange) remember(now time.Time, status int, end outcome, why reason.Reason) {
+func (x *exchange) remember(now time.Time, status int, end outcome.Outcome, why reason.Reason) {
 	f := journal.Entry{
 		At: now, ID: x.id, Tenant: x.who.Name, Model: x.request.Model, Node: x.seen.Node, Attempts: x.seen.Tries,
 		Status: status, Outcome: string(end), Reason: why, Took: now.Sub(x.arrived).Seconds(), Route: x.trip.String(x.onward.lane),
@@ -80,5 +71,5 @@ func (x *exchange) remember(now time.Time, status int, end outcome, why reason.R
 	if t := x.told; t != nil {
 		f.Ahead, f.Wait, f.Limit, f.Detail = t.Ahead, t.Wait.Seconds(), t.Limit.Seconds(), t.Detail
 	}
-	x.g.journal.Add(&f, x.queued, end == succeeded)
+	x.g.journal.Add(&f, x.queued, end == outcome.Succeeded)
 }

@@ -23,6 +23,7 @@ import (
 	"penstock/gateway/inbox"
 	"penstock/gateway/journal"
 	"penstock/gateway/openai"
+	"penstock/gateway/outcome"
 	"penstock/gateway/refuse"
 	"penstock/policy"
 	"penstock/queue"
@@ -80,7 +81,7 @@ type Gateway struct {
 	inboxes   *inbox.All
 	journal   *journal.Journal
 	door      *admission.Door
-	metrics   *metrics
+	metrics   *outcome.Metrics
 	policy    atomic.Pointer[policy.Policy]
 	mux       *http.ServeMux
 	reply     string // this incarnation's mailbox address
@@ -115,14 +116,15 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	if deps.Policy == nil {
 		deps.Policy = policy.Default(nil, "")
 	}
-	m, err := newMetrics(deps.Metrics, &cfg, deps.Policy.TierNames())
+	table := refuse.Table{Saturated: cfg.SaturatedStatus}
+	m, err := outcome.New(deps.Metrics, table, deps.Policy.TierNames())
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g := &Gateway{
 		cfg: cfg, deps: deps, metrics: m,
 		directory: directory.New(deps.Directory, deps.Rows, deps.Cause),
-		refusals:  refuse.Table{Saturated: cfg.SaturatedStatus},
+		refusals:  table,
 		inboxes:   inbox.NewAll(),
 		journal:   journal.New(),
 		reply:     newID(),
@@ -196,7 +198,7 @@ func (g *Gateway) wrongMethod(allowed string) http.HandlerFunc {
 // refuseEarly refuses a call that is no request for a model.
 func (g *Gateway) refuseEarly(w http.ResponseWriter, f *refuse.Refusal) {
 	status := g.refusals.Write(w, f)
-	g.metrics.refused(status, f.Reason)
+	g.metrics.Refused(status, f.Reason)
 }
 
 // warn logs a call that failed, at most every warnEvery for one kind of call: when

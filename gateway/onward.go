@@ -8,6 +8,7 @@ import (
 
 	"penstock/gateway/headers"
 	"penstock/gateway/openai"
+	"penstock/gateway/outcome"
 	"penstock/gateway/refuse"
 	"penstock/gateway/relay"
 	"penstock/gateway/route"
@@ -16,13 +17,6 @@ import (
 	"penstock/quota"
 	"penstock/reason"
 	"penstock/response"
-)
-
-// What became of a request at a filter, the values of the label.
-const (
-	filterPassed  = "passed"
-	filterStopped = "stopped"
-	filterFailed  = "failed" // the filter could not be asked, or could not read it
 )
 
 // onward is what a request needs that goes through more than one lane.
@@ -140,7 +134,7 @@ func (x *exchange) sendOn(t policy.Trouble, was former) bool {
 	if n.Move == route.Stay {
 		return false
 	}
-	x.g.metrics.moves.WithLabelValues(n.Move.String(), t.Class.String()).Inc()
+	x.g.metrics.Moved(n.Move, t.Class)
 	x.g.deps.Log.LogAttrs(x.r.Context(), slog.LevelDebug, "request sent on",
 		slog.String("id", x.id), slog.String("label", x.label), slog.String("move", n.Move.String()), slog.String("reroute", n.Name),
 		slog.String("trouble", t.String()), slog.String("from", x.class.Lane.String()), slog.String("to", n.Class.Lane.String()))
@@ -167,13 +161,13 @@ func (x *exchange) judge(e *response.Event) {
 		x.g.door.Learn(x.who.Name, &x.onward.question, e.Usage)
 	}
 	if !f.Passes(openai.Answer(e.Payload)) {
-		x.g.metrics.filters.WithLabelValues(filterStopped).Inc()
+		x.g.metrics.Filtered(outcome.FilterStopped)
 		x.onward.filter = nil // it did its work
 		x.fail(&refuse.Refusal{Reason: reason.Filtered, Detail: f.Refusal})
 		return
 	}
-	x.g.metrics.filters.WithLabelValues(filterPassed).Inc()
-	x.trip.Left(x.onward.lane, filterPassed)
+	x.g.metrics.Filtered(outcome.FilterPassed)
+	x.trip.Left(x.onward.lane, string(outcome.FilterPassed))
 	x.onward.again = true
 }
 
@@ -191,7 +185,7 @@ func (x *exchange) blame(f *refuse.Refusal) {
 	if x.onward.filter == nil || f.Reason == reason.ClientGone {
 		return
 	}
-	x.g.metrics.filters.WithLabelValues(filterFailed).Inc()
+	x.g.metrics.Filtered(outcome.FilterFailed)
 	detail := f.Detail
 	if detail == "" {
 		detail = f.Cause()

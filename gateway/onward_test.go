@@ -9,9 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
-
 	"penstock/fleet"
+	"penstock/gateway/outcome"
 	"penstock/gateway/relay"
 	"penstock/lane"
 	"penstock/policy/apikey"
@@ -131,7 +130,7 @@ func TestReroute(t *testing.T) {
 				if strings.Count(log, "request finished") != 1 || !strings.Contains(log, `lane=vip/chat/big//acme`) || !strings.Contains(log, `route="vip/chat/q context_length_exceeded, vip/chat/big"`) {
 					t.Errorf("log %s", log)
 				}
-				if n := testutil.ToFloat64(s.g.metrics.moves.WithLabelValues("reroute", "context_length_exceeded")); n != 1 {
+				if n := counter(t, s, "penstock_reroutes_total", "move", "reroute", "trouble", "context_length_exceeded"); n != 1 {
 					t.Errorf("%v reroutes counted", n)
 				}
 				if got := s.g.DebugState(); len(got.Routed) != 1 || got.Routed[0].Route == "" || got.Routed[0].Label != "mine" || got.Routed[0].Outcome != "ok" || len(got.Failed) != 0 || len(got.Reasons) != 0 {
@@ -242,23 +241,24 @@ func TestFilters(t *testing.T) {
 		play          func(s *stage)
 		status        int
 		why, text     string
-		route, result string
+		route         string
+		result        outcome.Filter
 	}{
-		{"passes", "1", func(s *stage) { s.start().says("Safe"); s.start().says("x") }, 200, "", "x", "vip/filter/guard passed, vip/chat/q", filterPassed},
+		{"passes", "1", func(s *stage) { s.start().says("Safe"); s.start().says("x") }, 200, "", "x", "vip/filter/guard passed, vip/chat/q", outcome.FilterPassed},
 		{"two, and a reroute", "2", func(s *stage) {
 			s.start().says("safe")
 			s.start().says("safe")
 			s.start().refuse(400, tooLongBody)
 			s.start().says("x")
-		}, 200, "", "x", "vip/filter/guard passed, vip/filter/guard passed, vip/chat/q context_length_exceeded, vip/chat/big", filterPassed},
-		{"stopped", "1", func(s *stage) { s.start().says(`unsafe\nS1`) }, 400, "content_filter", `"message":"Against the rules."`, "", filterStopped},
-		{"stopped by the second", "2", func(s *stage) { s.start().says("safe"); s.start().says("unsafe") }, 400, "content_filter", "stopped by the filter 'second'", "vip/filter/guard passed, vip/filter/guard", filterStopped},
-		{"no words", "1", func(s *stage) { s.start().done("{}") }, 400, "content_filter", "Against the rules.", "", filterStopped},
-		{"nobody to ask", "away", func(s *stage) { s.start().says("safe") }, 503, "no_engine", "The filter 'away' reads requests first and could not read this one. No engine for model 'nobody' is reachable.", "vip/filter/guard passed, vip/filter/nobody", filterFailed},
-		{"too long for it", "1", func(s *stage) { s.start().refuse(400, tooLongBody) }, 400, "too_large", "The prompt is longer than model 'guard' can hold.", "", filterFailed},
-		{"it refuses", "1", func(s *stage) { s.start().refuse(422, "{}") }, 400, "content_filter", "Its engine answered 422.", "", filterFailed},
-		{"its engine is lost", "1", func(s *stage) { s.start().finish(response.Event{Kind: response.Failed, Reason: reason.TriesUsed}) }, 503, "tries_used", "The engines for model 'guard' failed", "", filterFailed},
-		{"it has no room in time", "1", func(s *stage) { s.message() }, 504, "queue_deadline_exceeded", "The filter 'guard' reads requests first and could not read this one. No engine for model 'guard' had room", "", filterFailed},
+		}, 200, "", "x", "vip/filter/guard passed, vip/filter/guard passed, vip/chat/q context_length_exceeded, vip/chat/big", outcome.FilterPassed},
+		{"stopped", "1", func(s *stage) { s.start().says(`unsafe\nS1`) }, 400, "content_filter", `"message":"Against the rules."`, "", outcome.FilterStopped},
+		{"stopped by the second", "2", func(s *stage) { s.start().says("safe"); s.start().says("unsafe") }, 400, "content_filter", "stopped by the filter 'second'", "vip/filter/guard passed, vip/filter/guard", outcome.FilterStopped},
+		{"no words", "1", func(s *stage) { s.start().done("{}") }, 400, "content_filter", "Against the rules.", "", outcome.FilterStopped},
+		{"nobody to ask", "away", func(s *stage) { s.start().says("safe") }, 503, "no_engine", "The filter 'away' reads requests first and could not read this one. No engine for model 'nobody' is reachable.", "vip/filter/guard passed, vip/filter/nobody", outcome.FilterFailed},
+		{"too long for it", "1", func(s *stage) { s.start().refuse(400, tooLongBody) }, 400, "too_large", "The prompt is longer than model 'guard' can hold.", "", outcome.FilterFailed},
+		{"it refuses", "1", func(s *stage) { s.start().refuse(422, "{}") }, 400, "content_filter", "Its engine answered 422.", "", outcome.FilterFailed},
+		{"its engine is lost", "1", func(s *stage) { s.start().finish(response.Event{Kind: response.Failed, Reason: reason.TriesUsed}) }, 503, "tries_used", "The engines for model 'guard' failed", "", outcome.FilterFailed},
+		{"it has no room in time", "1", func(s *stage) { s.message() }, 504, "queue_deadline_exceeded", "The filter 'guard' reads requests first and could not read this one. No engine for model 'guard' had room", "", outcome.FilterFailed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onWay(t, nil, func(t *testing.T, s *stage, r *lanesFull) {
@@ -268,7 +268,7 @@ func TestFilters(t *testing.T) {
 				if h := rec.header; rec.code() != c.status || h.Get("X-Penstock-Reason") != c.why || h.Get("X-Penstock-Route") != c.route || !strings.Contains(rec.body(), c.text) {
 					t.Errorf("%d %v: %s", rec.code(), h, rec.body())
 				}
-				if n := testutil.ToFloat64(s.g.metrics.filters.WithLabelValues(c.result)); n == 0 {
+				if n := counter(t, s, "penstock_filtered_total", "outcome", string(c.result)); n == 0 {
 					t.Errorf("%s is not counted", c.result)
 				}
 				if n := strings.Count(s.log.String(), "request finished"); n != 1 || len(r.opened[0].Limits) != 0 {

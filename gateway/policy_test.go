@@ -230,7 +230,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	stop()
 	nodes.Wait()
 	s.g.SetPolicy(parsePolicy(t, "tiers: [{name: late}]\n"))
-	if n := testutil.CollectAndCount(s.g.metrics.service); n != 2*5 {
+	if n, err := testutil.GatherAndCount(s.metrics, "penstock_service_seconds"); err != nil || n != 2*5 {
 		t.Errorf("%d series of service times, want those of 5 tiers for q and other", n)
 	}
 	total := 0

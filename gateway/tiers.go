@@ -14,7 +14,7 @@ import (
 // SetPolicy makes what comes from now on go by p; what came before goes on by what was
 // then. Any goroutine may call it.
 func (g *Gateway) SetPolicy(p *policy.Policy) {
-	g.metrics.addTiers(p.TierNames())
+	g.metrics.AddTiers(p.TierNames())
 	g.policy.Store(p)
 }
 

@@ -1,13 +1,13 @@
-package gateway
+package outcome
 
 import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"penstock/gateway/admission"
 	"penstock/gateway/refuse"
 	"penstock/gateway/route"
 	"penstock/policy"
@@ -15,35 +15,12 @@ import (
 	"penstock/registry"
 )
 
-// outcome is the metric label for how a request ended; the reason is in the log.
-type outcome string
-
-const (
-	succeeded outcome = "ok"
-	rejected  outcome = "rejected" // the request itself is wrong: 4xx, by us or the engine
-	refused   outcome = "refused"  // 429 or 503 before it was queued
-	expired   outcome = "expired"  // its start deadline passed
-	failed    outcome = "failed"   // engines, lanes or records failed it
-	aborted   outcome = "aborted"  // the client went away or did not read
-)
-
-// Outcomes of an abort: whether the cancel reached the record.
-const (
-	abortCanceled = "canceled"
-	abortOver     = "over"  // the request had ended meanwhile
-	abortError    = "error" // the record store did not answer
-)
-
-// What an estimate is of.
-const (
-	estimatePrompt = "prompt"
-	estimateOutput = "output"
-)
-
 // maxModels bounds the model label; a fleet with more shows the rest as "other".
 const maxModels = 100
 
-type metrics struct {
+// Metrics are a gateway's of its requests. Labels are bounded whatever clients send.
+// Safe for concurrent use.
+type Metrics struct {
 	requests *prometheus.CounterVec
 	queued   *prometheus.HistogramVec
 	ttft     *prometheus.HistogramVec
@@ -63,14 +40,16 @@ type metrics struct {
 
 // modelMetrics are the children of one model and tier, resolved once.
 type modelMetrics struct {
-	requests map[outcome]prometheus.Counter // never written after it is made
+	requests map[Outcome]prometheus.Counter // never written after it is made
 	service  prometheus.Observer
 	queued   prometheus.Observer // of the tier, all models
 	ttft     prometheus.Observer // as queued
 }
 
-func newMetrics(reg prometheus.Registerer, cfg *Config, tiers []string) (*metrics, error) {
-	m := &metrics{
+// New registers the metrics; status is the table of refusals, tiers are those of the
+// policy there is.
+func New(reg prometheus.Registerer, status refuse.Table, tiers []string) (*Metrics, error) {
+	m := &Metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_requests_total", Help: "Finished requests by outcome."}, []string{"tier", "model", "outcome"}),
 		queued:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "penstock_queue_seconds", Help: "From the request's arrival to its start on an engine.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 18)}, []string{"tier"}),
 		ttft:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "penstock_ttft_seconds", Help: "From a stream's arrival to its first event.", Buckets: prometheus.ExponentialBuckets(0.005, 2, 15)}, []string{"tier"}),
@@ -85,12 +64,12 @@ func newMetrics(reg prometheus.Registerer, cfg *Config, tiers []string) (*metric
 		models:   map[string]map[string]*modelMetrics{},
 	}
 	for _, why := range refuse.Reasons() {
-		r := refuse.Table{Saturated: cfg.SaturatedStatus}.Rule(&refuse.Refusal{Reason: why})
+		r := status.Rule(&refuse.Refusal{Reason: why})
 		m.refusals.WithLabelValues(strconv.Itoa(r.Status), why.String())
 	}
 	for _, stage := range []registry.State{registry.Queued, registry.Running, registry.Streaming} {
-		for _, found := range []string{abortCanceled, abortOver, abortError} {
-			m.aborts.WithLabelValues(stageName(stage), found)
+		for _, found := range []Abort{AbortCanceled, AbortOver, AbortError} {
+			m.aborts.WithLabelValues(stageName(stage), string(found))
 		}
 	}
 	for _, of := range []string{estimatePrompt, estimateOutput} {
@@ -102,11 +81,11 @@ func newMetrics(reg prometheus.Registerer, cfg *Config, tiers []string) (*metric
 	for _, trouble := range []policy.Class{policy.Saturated, policy.LaneFull} {
 		m.moves.WithLabelValues(route.Downgrade.String(), trouble.String())
 	}
-	for _, o := range []string{filterPassed, filterStopped, filterFailed} {
-		m.filters.WithLabelValues(o)
+	for _, o := range []Filter{FilterPassed, FilterStopped, FilterFailed} {
+		m.filters.WithLabelValues(string(o))
 	}
 	m.models[otherModel] = map[string]*modelMetrics{}
-	m.addTiers(tiers)
+	m.AddTiers(tiers)
 	for _, c := range []prometheus.Collector{m.requests, m.queued, m.ttft, m.tpot, m.service, m.estimate, m.refusals, m.aborts, m.moves, m.filters, m.open} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
@@ -121,8 +100,8 @@ const otherModel = "other"
 // maxTiers bounds the tier label over all policies there have been since the start.
 const maxTiers = 64
 
-// addTiers makes the series of tiers, for all models there are and will be.
-func (m *metrics) addTiers(names []string) {
+// AddTiers makes the series of tiers, for all models there are and will be.
+func (m *Metrics) AddTiers(names []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, tier := range names {
@@ -138,7 +117,7 @@ func (m *metrics) addTiers(names []string) {
 
 // model returns a tier's children for a model the directory knows; callers pass
 // otherModel for any other name, which a client may have made up.
-func (m *metrics) model(name, tier string) *modelMetrics {
+func (m *Metrics) model(name, tier string) *modelMetrics {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	byTier := m.models[name]
@@ -161,58 +140,88 @@ func (m *metrics) model(name, tier string) *modelMetrics {
 }
 
 // series makes the children of one tier and model.
-func (m *metrics) series(tier, model string) *modelMetrics {
+func (m *Metrics) series(tier, model string) *modelMetrics {
 	mm := &modelMetrics{
-		requests: map[outcome]prometheus.Counter{}, service: m.service.WithLabelValues(tier, model),
+		requests: map[Outcome]prometheus.Counter{}, service: m.service.WithLabelValues(tier, model),
 		queued: m.queued.WithLabelValues(tier), ttft: m.ttft.WithLabelValues(tier),
 	}
-	for _, o := range []outcome{succeeded, rejected, refused, expired, failed, aborted} {
+	for _, o := range []Outcome{Succeeded, Rejected, Refused, Expired, Failed, Aborted} {
 		mm.requests[o] = m.requests.WithLabelValues(tier, model, string(o))
 	}
 	return mm
 }
 
-// missed counts how far an estimate was off.
-func (m *metrics) missed(by admission.Missed) {
-	if by.Prompt > 0 {
-		m.estimate.WithLabelValues(estimatePrompt).Observe(by.Prompt)
+// Opened counts a request that arrives, Closed one that has its outcome.
+func (m *Metrics) Opened() { m.open.Inc() }
+
+// Closed is the other end of Opened.
+func (m *Metrics) Closed() { m.open.Dec() }
+
+// Request is a request that has ended.
+type Request struct {
+	Model  string // "" = one that no engine is known for
+	Tier   string
+	Status int
+	Reason reason.Reason
+	// Of a request that bytes of an answer came for; First is zero for any other.
+	Stream         bool
+	Tokens         int           // of one sequence
+	Queued         time.Duration // in its lane
+	First, Latest  time.Time
+	Arrived, Ended time.Time
+}
+
+// Finished counts r and returns its outcome.
+func (m *Metrics) Finished(r *Request) Outcome {
+	name := r.Model
+	if name == "" {
+		name = otherModel
 	}
-	if by.Output > 0 {
-		m.estimate.WithLabelValues(estimateOutput).Observe(by.Output)
+	end, model := of(r.Reason), m.model(name, r.Tier)
+	model.requests[end].Inc()
+	if end != Succeeded && end != Aborted {
+		m.Refused(r.Status, r.Reason)
+	}
+	if r.First.IsZero() {
+		return end
+	}
+	model.queued.Observe(r.Queued.Seconds())
+	model.service.Observe(max(r.Ended.Sub(r.Arrived)-r.Queued, 0).Seconds())
+	if r.Stream {
+		model.ttft.Observe(r.First.Sub(r.Arrived).Seconds())
+		if r.Tokens > 1 && r.Reason == reason.Finished {
+			m.tpot.Observe(r.Latest.Sub(r.First).Seconds() / float64(r.Tokens-1))
+		}
+	}
+	return end
+}
+
+// Missed counts how far an estimate was off, as estimated over counted tokens; 0 = not
+// known.
+func (m *Metrics) Missed(prompt, output float64) {
+	if prompt > 0 {
+		m.estimate.WithLabelValues(estimatePrompt).Observe(prompt)
+	}
+	if output > 0 {
+		m.estimate.WithLabelValues(estimateOutput).Observe(output)
 	}
 }
 
-// refused counts a request that ended without an answer.
-func (m *metrics) refused(status int, why reason.Reason) {
+// Refused counts a call that ended without an answer and was no request for a model;
+// Finished counts those that were.
+func (m *Metrics) Refused(status int, why reason.Reason) {
 	m.refusals.WithLabelValues(strconv.Itoa(status), why.String()).Inc()
 }
 
-// stageName is the label for how far an aborted request was.
-func stageName(s registry.State) string {
-	switch s {
-	case registry.Streaming:
-		return "streaming"
-	case registry.Running:
-		return "running"
-	default:
-		return "queued"
-	}
+// Aborted counts a request whose client went away, by how far it was.
+func (m *Metrics) Aborted(stage registry.State, found Abort) {
+	m.aborts.WithLabelValues(stageName(stage), string(found)).Inc()
 }
 
-// outcomeOf sorts a refusal's reason into an outcome.
-func outcomeOf(why reason.Reason) outcome {
-	switch why {
-	case reason.Finished:
-		return succeeded
-	case reason.BadRequest, reason.TooLarge, reason.EngineRefused, reason.NoKey, reason.Forbidden, reason.UnknownModel, reason.NotFound, reason.BodyTooLarge, reason.Filtered:
-		return rejected
-	case reason.RateLimited, reason.BudgetSpent, reason.Overloaded, reason.LaneFull, reason.NoEngine, reason.Draining, reason.Starting:
-		return refused
-	case reason.DeadlinePassed:
-		return expired
-	case reason.ClientGone, reason.ClientSlow, reason.Aborted:
-		return aborted
-	default:
-		return failed
-	}
+// Moved counts a request that was sent on to another lane.
+func (m *Metrics) Moved(move route.Move, trouble policy.Class) {
+	m.moves.WithLabelValues(move.String(), trouble.String()).Inc()
 }
+
+// Filtered counts what a filter made of a request.
+func (m *Metrics) Filtered(f Filter) { m.filters.WithLabelValues(string(f)).Inc() }
