@@ -13,13 +13,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"penstock/fleet"
 	"penstock/policy"
 	"penstock/policy/apikey"
-	"penstock/reason"
 )
 
 const rulebook = `
+
 tiers: [{name: vip}, {name: normal}]
 tenants:
   acme: {keys: ["%s"], tier: vip, models: [q, small, "far*"], max-deadline: 5s}
@@ -127,51 +126,6 @@ func TestAliasTravels(t *testing.T) {
 	defer r.Body.Close()
 	if list := readAll(t, r.Body); !strings.Contains(list, `"id":"q"`) || !strings.Contains(list, `"id":"small"`) || strings.Contains(list, "gone") {
 		t.Errorf("models %s, want q and small", list)
-	}
-}
-
-func TestModelsOfATenant(t *testing.T) {
-	s := newStage(t, func(_ *Config, d *Deps) { d.Policy = parsePolicy(t, "tenants: {default: {models: [else]}}") }).serve()
-	r, err := http.DefaultClient.Get(s.url + "/v1/models")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	if list := readAll(t, r.Body); strings.Contains(list, `"id":"q"`) {
-		t.Errorf("models %s, want none", list)
-	}
-}
-
-// TestTooImpatient: a client that would not wait for the answer itself is told so at
-// once.
-func TestTooImpatient(t *testing.T) {
-	s := newStage(t, func(_ *Config, d *Deps) {
-		d.Rows = func() []fleet.Row {
-			return []fleet.Row{{Node: "n1", Models: fleet.Models("q"), State: reason.OK, DrainRate: 1e6, FirstToken: 100 * time.Millisecond, Step: 50 * time.Millisecond, At: time.Now()}}
-		}
-	}).serve()
-	r := s.post(`{"model":"q","max_tokens":100,"messages":[]}`, "X-Request-Timeout", "6")
-	text, _, _ := errorOf(t, readAll(t, r.Body))
-	if r.StatusCode != 504 || r.Header.Get("X-Should-Retry") != "false" || r.Header.Get("Retry-After") != "" || text != "The answer of model 'q' takes about 6 s, and the client's own timeout is 6 s, of which a fifth is kept for the way. Raise the timeout or lower max_tokens." {
-		t.Errorf("%d %v %q, want 504 without a retry", r.StatusCode, r.Header, text)
-	}
-	for _, c := range []struct {
-		name, body, header string
-		want               time.Duration
-	}{
-		{"what the answer leaves", `{"model":"q","max_tokens":10,"messages":[]}`, "X-Request-Timeout", 4800*time.Millisecond - 600*time.Millisecond},
-		{"a stream's read timeout needs its first token", `{"model":"q","max_tokens":100,"stream":true,"messages":[]}`, "X-Stainless-Read-Timeout", 4700 * time.Millisecond},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			done := make(chan *http.Response, 1)
-			go func() { done <- s.post(c.body, c.header, "6") }()
-			n := s.start()
-			if d := n.m.Deadline.Sub(n.m.Opened); d != c.want {
-				t.Errorf("deadline %v, want %v", d, c.want)
-			}
-			n.done(`{}`)
-			(<-done).Body.Close()
-		})
 	}
 }
 

@@ -262,3 +262,11 @@ func errorOf(t *testing.T, body string) (message, kind, code string) {
 	}
 	return e.Error.Message, e.Error.Type, e.Error.Code
 }
+
+const (
+	streamBody = `{"model":"q","stream":true,"messages":[{"role":"user","content":"hi"}],"max_tokens":8}`
+	plainBody  = `{"model":"q","messages":[{"role":"user","content":"hi"}],"max_tokens":8}`
+	chunk1     = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n"
+	chunk2     = "data: {\"choices\":[{\"delta\":{\"content\":\"b\"}}]}\n\n"
+	doneEvent  = "data: [DONE]\n\n"
+)

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,4 +52,52 @@ func TestLateCancel(t *testing.T) {
 		stop()
 		<-done
 	})
+}
+
+// TestWhoIsTold: a cancel is told to everybody, a withdrawal to nobody but the queue, and
+// only where it took the request out.
+func TestWhoIsTold(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		runs     bool
+		node     string // as seen by the caller
+		withdraw bool
+		want     []string
+	}{
+		{"cancel of a queued one", false, "", false, []string{"abort 1", "discard 1"}},
+		{"cancel of a running one", true, "", false, []string{"abort 1", "n1:4781 1", "discard 1"}},
+		{"cancel of one seen to run", true, "n1", false, []string{"abort 1", "n1:4781 1", "discard 1"}},
+		{"withdrawal of a queued one", false, "", true, []string{"discard 1"}},
+		{"withdrawal of a running one", true, "", true, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var told []string
+			d, records := newDoor(t, func(d *Deps) {
+				d.Abort = func(id string) { told = append(told, "abort "+id) }
+				d.Direct = func(address, id string) { told = append(told, address+" "+id) }
+				d.Discard = func(id string) bool { told = append(told, "discard "+id); return true }
+			})
+			b := newBid("1")
+			if f := d.Enter(t.Context(), b, &Place{}); f != nil {
+				t.Fatalf("refused: %+v", f)
+			}
+			deadline := b.Opened.Add(b.Limits.Deadline)
+			if c.runs {
+				if s, err := records.Claim(t.Context(), registry.Start{ID: "1", Attempt: "a", Owner: "n1", Lane: b.Lane, Deadline: deadline, Tokens: 10}); err != nil || s.Action != registry.Run {
+					t.Fatalf("claim = %+v, %v, want run", s, err)
+				}
+			}
+			gone, leave := context.WithCancel(t.Context())
+			leave() // neither needs the client any more
+			var err error
+			if c.withdraw {
+				_, err = d.Withdraw(gone, "1")
+			} else {
+				_, err = d.Cancel(gone, "1", c.node, deadline)
+			}
+			if err != nil || !slices.Equal(told, c.want) {
+				t.Errorf("told %q, %v; want %q", told, err, c.want)
+			}
+		})
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +20,23 @@ import (
 	"penstock/reason"
 	"penstock/response"
 )
+
+func TestUsageIsLearned(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		long := `{"model":"q","messages":[{"role":"user","content":"` + strings.Repeat("x", 8000) + `"}]}`
+		var tokens []int
+		for range 30 {
+			_, _, finished := s.ask(long)
+			n := s.start()
+			tokens = append(tokens, n.m.PromptTokens)
+			n.finish(response.Event{Kind: response.Done, Status: 200, Payload: []byte("{}"), Usage: response.Usage{Prompt: 4000, Output: 1, Known: true}})
+			<-finished
+		}
+		if first, last := tokens[0], tokens[len(tokens)-1]; first != 2000 || last < 3000 {
+			t.Errorf("prompt of 8000 bytes quoted as %d, after 30 answers that said 4000: %d", first, last)
+		}
+	})
+}
 
 func TestMetrics(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
