@@ -17,6 +17,7 @@ import (
 	"penstock/agent"
 	"penstock/agent/control"
 	"penstock/agent/health"
+	"penstock/cmd/penstock/exit"
 	"penstock/fleet"
 	"penstock/lane"
 	"penstock/policy"
@@ -43,17 +44,17 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 			}
 			back, err := backendOptions(cmd.Flags())
 			if err != nil {
-				return usage("%w", err)
+				return exit.Usagef("%w", err)
 			}
 			text := func(name string) string { v, _ := cmd.Flags().GetString(name); return v }
 			if text("engine") == "sim" {
-				return usage("--engine %q: want the engine's URL, such as http://127.0.0.1:8000 or unix:///run/vllm.sock", text("engine"))
+				return exit.Usagef("--engine %q: want the engine's URL, such as http://127.0.0.1:8000 or unix:///run/vllm.sock", text("engine"))
 			}
 			cfg := agent.DefaultConfig()
 			cfg.Node, cfg.Pool, cfg.GRPC, cfg.Grace = text("node"), text("pool"), text("grpc-advertise"), opts.grace
 			if cfg.Node == "" {
 				if cfg.Node, err = os.Hostname(); err != nil {
-					return usage("--node is not set and the host has no name: %w", err)
+					return exit.Usagef("--node is not set and the host has no name: %w", err)
 				}
 			}
 			cfg.SetEngine(text("engine"))
@@ -65,10 +66,10 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 			cfg.Engine.APIKey = opts.engineKey
 			others, err := readGossip(cmd.Flags(), cfg.Node)
 			if err != nil {
-				return usage("%w", err)
+				return exit.Usagef("%w", err)
 			}
 			if host, port, err := net.SplitHostPort(cfg.GRPC); cfg.GRPC != "" && (err != nil || port == "" || unspecified(host)) {
-				return usage("--grpc-advertise %q: want HOST:PORT that others reach --grpc at", cfg.GRPC)
+				return exit.Usagef("--grpc-advertise %q: want HOST:PORT that others reach --grpc at", cfg.GRPC)
 			}
 			return runAgent(cmd.Context(), opts, cfg, back, others, newLogger(cmd.ErrOrStderr(), opts))
 		},
@@ -114,7 +115,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	others, err := newNeighbours(gossips,
 		func(now time.Time) fleet.Row { return rules.Row(node.Row(now)) }, func(id, attempt string) { node.Cancel(id, attempt) }, log, metrics)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	defer others.close()
 	again := &reloader{rules, others, opts.settings}
@@ -126,11 +127,11 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	back.registry.Rank, back.registry.Pace, back.registry.Bounds = rules.Rank, rules.Pace, rules.Bounds
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	mail, err := responseredis.NewWriter(back.response, log, metrics)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	back.rocketmq.Clock, back.rocketmq.Node = records.Offset, cfg.Node
 	var subscribed atomic.Pointer[[]lane.Key]
@@ -144,7 +145,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	}
 	lanes, err := rocketmq.NewConsumer(back.rocketmq, log, metrics)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	node, err = agent.New(cfg, agent.Deps{
 		Records: records, Directory: records, Consumer: lanes, Append: mail.Append, Flush: mail.Flush,
@@ -152,7 +153,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": cfg.Node}, metrics), Log: log,
 	})
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	rules.OnChange(func(p *policy.Policy) { node.SetTiers(p.Tiers) })
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, rules.Current))
@@ -161,7 +162,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		Limits: rules.Limits, Policy: rules.Control, Gateways: others.Gateways, Metrics: metrics, Log: log,
 	})
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	parts := func(why func(health.Health) string) readiness {
 		return readiness{

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,9 +14,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/config"
 	"penstock/gateway/direct"
 	penstockv1 "penstock/proto/penstock/v1"
@@ -39,7 +37,7 @@ func (c *caller) flags(f *pflag.FlagSet) {
 // load fills f from the environment.
 func (c *caller) load(f *pflag.FlagSet) error {
 	if _, err := config.Load(f, "", os.LookupEnv); err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	return nil
 }
@@ -48,11 +46,11 @@ func (c *caller) load(f *pflag.FlagSet) error {
 func (c *caller) dial(address string) (penstockv1.AgentServiceClient, func(), error) {
 	creds, err := c.credentials()
 	if err != nil {
-		return nil, nil, usage("%w", err)
+		return nil, nil, exit.Usagef("%w", err)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(creds))
 	if err != nil {
-		return nil, nil, usage("--grpc %q: %w", address, err)
+		return nil, nil, exit.Usagef("--grpc %q: %w", address, err)
 	}
 	return penstockv1.NewAgentServiceClient(conn), func() { _ = conn.Close() }, nil
 }
@@ -85,7 +83,7 @@ func explain(address string, err error) error {
 				why = strings.Trim(why[i+len(before):], `"`)
 			}
 		}
-		return &exitError{exitUnreachable, fmt.Errorf("no agent answers at %s: %s. Name another with --grpc HOST:PORT", address, why)}
+		return exit.With(exit.Unreachable, fmt.Errorf("no agent answers at %s: %s. Name another with --grpc HOST:PORT", address, why))
 	case codes.Unimplemented:
 		return fmt.Errorf("%s speaks gRPC and is no penstock agent of this version: %s", address, s.Message())
 	default:
@@ -105,16 +103,4 @@ func call[Q, A any](ctx context.Context, c *caller, do func(penstockv1.AgentServ
 	defer cancel()
 	a, err := do(client, ctx, q)
 	return a, explain(c.grpc, err)
-}
-
-// rawJSON is a message with the field names of its .proto, zeros too.
-func rawJSON(m proto.Message) (json.RawMessage, error) {
-	return protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
-}
-
-func checkOutput(output string) error {
-	if output != "text" && output != "json" {
-		return usage("-o %q: want text or json", output)
-	}
-	return nil
 }

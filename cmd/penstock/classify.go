@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	"penstock/cost"
 	"penstock/gateway/headers"
 	"penstock/gateway/openai"
@@ -69,7 +71,7 @@ per token; a gateway learns the ratio of each model.`,
   penstock classify --policy policy.yaml --key "$KEY" --header x-penstock-tier:vip < request.json
   penstock classify --policy policy.yaml -o json < request.json | jq .lane`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
+			if err := show.CheckOutput(output); err != nil {
 				return err
 			}
 			p := policy.Default(nil, "")
@@ -83,7 +85,7 @@ per token; a gateway learns the ratio of each model.`,
 			for _, h := range headers {
 				name, value, ok := strings.Cut(h, ":")
 				if !ok {
-					return usage("--header %q: want NAME:VALUE", h)
+					return exit.Usagef("--header %q: want NAME:VALUE", h)
 				}
 				said.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 			}
@@ -92,7 +94,7 @@ per token; a gateway learns the ratio of each model.`,
 			}
 			kind, ok := kinds[path]
 			if !ok {
-				return usage("--path %q: want /v1/chat/completions, /v1/completions or /v1/embeddings", path)
+				return exit.Usagef("--path %q: want /v1/chat/completions, /v1/completions or /v1/embeddings", path)
 			}
 			body, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), mostBody))
 			if err != nil {
@@ -123,11 +125,11 @@ per token; a gateway learns the ratio of each model.`,
 func classify(p *policy.Policy, headers http.Header, path, kind string, body []byte) (*classified, error) {
 	who, ok := p.Who(headers.Get("Authorization"))
 	if !ok {
-		return nil, usage("the key is not one of the policy's tenants: a gateway answers 401. Name one with --key")
+		return nil, exit.Usagef("the key is not one of the policy's tenants: a gateway answers 401. Name one with --key")
 	}
 	request, bad := openai.Parse(kind, body)
 	if bad != nil {
-		return nil, usage("the request on standard input: %s A gateway answers 400", bad.Message)
+		return nil, exit.Usagef("the request on standard input: %s A gateway answers 400", bad.Message)
 	}
 	estimate, err := cost.New(cost.DefaultConfig())
 	if err != nil {
@@ -170,7 +172,7 @@ func (c *classified) onward(p *policy.Policy, r *policy.Request, d policy.Decisi
 	}
 	wish, wrong := headers.ParseWish(r.Headers)
 	if wrong != "" {
-		return usage("%s A gateway answers 400", wrong)
+		return exit.Usagef("%s A gateway answers 400", wrong)
 	}
 	if to, ok := p.Downgrade(d, r.Tenant, wish); ok {
 		by := "the tenant"
@@ -193,44 +195,44 @@ func limitText(l *quota.Limit) string {
 }
 
 func (c *classified) write(w io.Writer) error {
-	t := table(w, "WHAT", "IS", "BECAUSE")
-	row(t, "tenant", c.Tenant, "")
+	t := show.Table(w, "WHAT", "IS", "BECAUSE")
+	show.Row(t, "tenant", c.Tenant, "")
 	for _, tried := range c.Rules {
 		if tried.Misses != "" {
-			row(t, "rule", tried.Rule, "no: "+tried.Misses)
+			show.Row(t, "rule", tried.Rule, "no: "+tried.Misses)
 		} else {
-			row(t, "rule", tried.Rule, "holds")
+			show.Row(t, "rule", tried.Rule, "holds")
 		}
 	}
 	switch c.Outcome {
 	case reason.Forbidden:
-		row(t, "answer", "403", "the tenant may not use the model "+c.Model)
+		show.Row(t, "answer", "403", "the tenant may not use the model "+c.Model)
 		return t.Flush()
 	case reason.BadRequest:
-		row(t, "answer", "400", "x-penstock-tier names no tier of the policy")
+		show.Row(t, "answer", "400", "x-penstock-tier names no tier of the policy")
 		return t.Flush()
 	}
 	why := "by " + c.TierBy
 	if c.Capped {
 		why += ", which asks for more than the tenant has"
 	}
-	row(t, "tier", c.Tier, why)
-	row(t, "model", c.Model, "by "+c.ModelBy)
-	row(t, "lane", c.Lane, "tier/type/model/pool/tenant")
-	row(t, "concurrency", most(float64(c.Limit.Concurrency)), "requests of the lane that run at once on one engine")
-	row(t, "starts per second", most(c.Limit.StartsPerSecond), "of the lane, on all engines")
-	row(t, "most requests", most(float64(c.Limit.MaxRequests)), "of the lane that wait and run")
+	show.Row(t, "tier", c.Tier, why)
+	show.Row(t, "model", c.Model, "by "+c.ModelBy)
+	show.Row(t, "lane", c.Lane, "tier/type/model/pool/tenant")
+	show.Row(t, "concurrency", most(float64(c.Limit.Concurrency)), "requests of the lane that run at once on one engine")
+	show.Row(t, "starts per second", most(c.Limit.StartsPerSecond), "of the lane, on all engines")
+	show.Row(t, "most requests", most(float64(c.Limit.MaxRequests)), "of the lane that wait and run")
 	for _, l := range c.Limits {
-		row(t, "quota", l, "")
+		show.Row(t, "quota", l, "")
 	}
 	for _, f := range c.Filters {
-		row(t, "first", f.Lane, "by the filter "+f.By)
+		show.Row(t, "first", f.Lane, "by the filter "+f.By)
 	}
 	for _, h := range c.Reroutes {
-		row(t, "on "+h.On, h.Lane, "by the reroute "+h.By)
+		show.Row(t, "on "+h.On, h.Lane, "by the reroute "+h.By)
 	}
 	if c.Downgrade != nil {
-		row(t, "where it is full", c.Downgrade.Lane, "allowed by "+c.Downgrade.By)
+		show.Row(t, "where it is full", c.Downgrade.Lane, "allowed by "+c.Downgrade.By)
 	}
 	return t.Flush()
 }

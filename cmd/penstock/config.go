@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/config"
 )
 
@@ -30,10 +31,10 @@ func newConfigCheck() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			standalone := newStandalone()
 			if _, err := config.Load(standalone.Flags(), args[0], func(string) (string, bool) { return "", false }); err != nil {
-				return usage("%w", err)
+				return exit.Usagef("%w", err)
 			}
 			if _, err := readOptions(standalone.Flags()); err != nil {
-				return usage("%s: %w", args[0], err)
+				return exit.Usagef("%s: %w", args[0], err)
 			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is valid\n", args[0])
 			return err
@@ -56,7 +57,7 @@ func newConfigShow() *cobra.Command {
 		file, _ := cmd.Flags().GetString("config")
 		origins, err := config.Load(settings, config.Find(file, os.LookupEnv), os.LookupEnv)
 		if err != nil {
-			return usage("%w", err)
+			return exit.Usagef("%w", err)
 		}
 		_, err = fmt.Fprint(cmd.OutOrStdout(), config.Show(settings, origins, *origin))
 		return err

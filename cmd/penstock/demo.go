@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	"penstock/gateway"
 	"penstock/load"
 	"penstock/scheduler"
@@ -53,7 +55,7 @@ A request is good when, counted from its last attempt, its first token came with
 tokens within 100 ms each in the mean, and no gap was longer than 1 s.`,
 		Example: "  penstock demo\n  penstock demo --overload 3 --seed 7\n  penstock demo --tenants\n  penstock demo --tenants -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
+			if err := show.CheckOutput(output); err != nil {
 				return err
 			}
 			if cfg.tenants && !cmd.Flags().Changed("span") {
@@ -61,11 +63,11 @@ tokens within 100 ms each in the mean, and no gap was longer than 1 s.`,
 			}
 			switch {
 			case cfg.span < time.Second || cfg.span > 10*time.Minute:
-				return usage("--span %v: want 1s to 10m", cfg.span)
+				return exit.Usagef("--span %v: want 1s to 10m", cfg.span)
 			case !(cfg.overload > 0 && cfg.overload <= 5):
-				return usage("--overload %v: want more than 0 and at most 5", cfg.overload)
+				return exit.Usagef("--overload %v: want more than 0 and at most 5", cfg.overload)
 			case output != "text" && !cfg.tenants:
-				return usage("-o %s: only --tenants has it", output)
+				return exit.Usagef("-o %s: only --tenants has it", output)
 			case cfg.tenants:
 				return tenantsDemo(cmd.Context(), cfg, output, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"penstock/cmd/penstock/show"
 	"penstock/load"
 	"penstock/policy/apikey"
 	"penstock/quota"
@@ -106,7 +107,7 @@ func tenantsDemo(ctx context.Context, cfg demoConfig, output string, stdout, std
 		return err
 	}
 	if output == "json" {
-		return writeJSON(stdout, report)
+		return show.JSON(stdout, report)
 	}
 	return report.print(stdout)
 }

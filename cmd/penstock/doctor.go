@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	"penstock/doctor"
 	"penstock/queue/rocketmq/proxy"
 	registryredis "penstock/registry/redis"
@@ -53,7 +55,7 @@ nothing. Exit code 1 when a check failed; warnings are allowed.`,
 	f.BoolVar(&setup, "print-setup", false, "print what to run at RocketMQ and write into redis.conf, and check nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if output != "text" && output != "json" {
-			return usage("-o %q: want text or json", output)
+			return exit.Usagef("-o %q: want text or json", output)
 		}
 		opts, err := prepare(settings, nil)
 		if err != nil {
@@ -61,7 +63,7 @@ nothing. Exit code 1 when a check failed; warnings are allowed.`,
 		}
 		back, err := backendOptions(settings)
 		if err != nil {
-			return usage("%w", err)
+			return exit.Usagef("%w", err)
 		}
 		cfg := doctorConfig(settings, opts, back)
 		if setup {
@@ -69,7 +71,7 @@ nothing. Exit code 1 when a check failed; warnings are allowed.`,
 		}
 		probes, closeProbes, err := newProbes(opts, back)
 		if err != nil {
-			return usage("%w", err)
+			return exit.Usagef("%w", err)
 		}
 		defer closeProbes()
 		ctx, cancel := context.WithTimeout(cmd.Context(), doctorWithin)
@@ -112,7 +114,7 @@ func doctorConfig(f *pflag.FlagSet, opts *options, back *backends) doctor.Config
 
 func writeSetup(w io.Writer, s doctor.Setup, output string) error {
 	if output == "json" {
-		return writeJSON(w, struct {
+		return show.JSON(w, struct {
 			APIVersion string `json:"apiVersion"`
 			doctor.Setup
 		}{"penstock/v1", s})
@@ -123,16 +125,9 @@ func writeSetup(w io.Writer, s doctor.Setup, output string) error {
 
 func writeChecks(w io.Writer, checks []doctor.Check, output string) error {
 	if output == "json" {
-		return writeJSON(w, map[string]any{"apiVersion": "penstock/v1", "ok": doctor.Count(checks, doctor.Fail) == 0, "checks": checks})
+		return show.JSON(w, map[string]any{"apiVersion": "penstock/v1", "ok": doctor.Count(checks, doctor.Fail) == 0, "checks": checks})
 	}
 	return doctor.Write(w, checks, coloured(w))
-}
-
-func writeJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
 }
 
 // coloured reports whether w is a terminal whose user does not refuse colours.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/doctor"
 )
 
@@ -37,7 +38,7 @@ func TestRealDoctor(t *testing.T) {
 		return found
 	}
 
-	checks := visit(exitOK)
+	checks := visit(exit.OK)
 	for name, c := range checks {
 		unseen := name == "RocketMQ/topic TTL" || name == "RocketMQ/group events"
 		if c.Group != "Host" && (c.Status == doctor.Warn) != unseen {
@@ -53,7 +54,7 @@ func TestRealDoctor(t *testing.T) {
 		{"--topic", "no-such-topic", "RocketMQ/topic", "mqadmin updateTopic -c DefaultCluster -t no-such-topic "},
 		{"--group", "no-such-group", "RocketMQ/group", "mqadmin updateSubGroup -c DefaultCluster -g no-such-group "},
 	} {
-		c := visit(exitFailed, tt.flag, tt.value)[tt.check]
+		c := visit(exit.Failed, tt.flag, tt.value)[tt.check]
 		if c.Status != doctor.Fail || !strings.HasPrefix(c.Fix, tt.fix) {
 			t.Errorf("%s %s: %+v, want a failure with the fix %q", tt.flag, tt.value, c, tt.fix)
 		}

@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	penstockv1 "penstock/proto/penstock/v1"
 )
 
@@ -38,7 +40,7 @@ Off the agent's host it needs a client certificate, see docs/status.md.`,
 				return err
 			}
 			if wait < 0 {
-				return usage("--wait %v: want 0 (do not wait) or more", wait)
+				return exit.Usagef("--wait %v: want 0 (do not wait) or more", wait)
 			}
 			a, err := c.find(cmd.Context(), args[0])
 			if err != nil {
@@ -94,7 +96,7 @@ func (t *target) drain(ctx context.Context, wait time.Duration, out, progress io
 		return explain(t.address, err)
 	}
 	if wait == 0 {
-		_, err := fmt.Fprintf(out, "%s is draining, %s in flight\n", t.node, plural(int(answer.GetInflightRequests()), "request", "requests"))
+		_, err := fmt.Fprintf(out, "%s is draining, %s in flight\n", t.node, show.Plural(int(answer.GetInflightRequests()), "request", "requests"))
 		return err
 	}
 	return t.follow(ctx, wait, out, progress)
@@ -124,7 +126,7 @@ func (t *target) follow(ctx context.Context, wait time.Duration, out, progress i
 		}
 		if now := e.GetInflightRequests(); now != left && time.Since(said) >= time.Second || left < 0 || time.Since(said) >= progressEvery {
 			said = time.Now()
-			_, _ = fmt.Fprintf(progress, "%s: %s in flight after %.0f s\n", t.node, plural(int(now), "request", "requests"), took.Seconds())
+			_, _ = fmt.Fprintf(progress, "%s: %s in flight after %.0f s\n", t.node, show.Plural(int(now), "request", "requests"), took.Seconds())
 		}
 		left = e.GetInflightRequests()
 		select {
@@ -137,7 +139,7 @@ func (t *target) follow(ctx context.Context, wait time.Duration, out, progress i
 }
 
 func (t *target) unfinished(why string, left int32) error {
-	return fmt.Errorf("%s: %s stays draining, %s in flight; to take work again: penstock resume %s", why, t.node, plural(int(left), "request", "requests"), t.node)
+	return fmt.Errorf("%s: %s stays draining, %s in flight; to take work again: penstock resume %s", why, t.node, show.Plural(int(left), "request", "requests"), t.node)
 }
 
 // state waits for a connection that is made anew, as the agent asks for now and then.

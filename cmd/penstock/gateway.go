@@ -10,6 +10,7 @@ import (
 
 	"penstock/admin"
 	"penstock/agent/health"
+	"penstock/cmd/penstock/exit"
 	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/gateway/direct"
@@ -35,13 +36,13 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 			}
 			back, err := backendOptions(cmd.Flags())
 			if err != nil {
-				return usage("%w", err)
+				return exit.Usagef("%w", err)
 			}
 			host, _ := os.Hostname()
 			address, _ := cmd.Flags().GetString("gossip")
 			others, err := readGossip(cmd.Flags(), "gateway@"+host+"/"+address)
 			if err != nil {
-				return usage("%w", err)
+				return exit.Usagef("%w", err)
 			}
 			return runGateway(cmd.Context(), opts, back, others, newLogger(cmd.ErrOrStderr(), opts))
 		},
@@ -80,27 +81,27 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 	}
 	others, err := newNeighbours(gossips, self, nil, log, metrics)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	defer others.close()
 	again := &reloader{rules, others, opts.settings}
 	agents, err := direct.New(opts.direct, log, metrics)
 	if err != nil {
-		return usage("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
+		return exit.Usagef("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
 	}
 	back.registry.Rank, back.registry.Bounds = rules.Rank, rules.Bounds
 	records, err := registryredis.New(back.registry, log, metrics)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	back.rocketmq.Clock = records.Offset
 	lanes, err := rocketmq.NewProducer(back.rocketmq, log, metrics)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	mail, err := responseredis.NewReader(back.response, log, metrics)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0, rules.Current))
 	cfg := gateway.DefaultConfig()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/policy/apikey"
 )
 
@@ -29,7 +30,7 @@ the hash to put into the file of --api-keys:
 			line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
 			key := strings.TrimRight(line, "\r\n")
 			if key == "" {
-				return usage("no key on standard input (%v). Try: printf %%s \"$KEY\" | penstock keys hash", err)
+				return exit.Usagef("no key on standard input (%v). Try: printf %%s \"$KEY\" | penstock keys hash", err)
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), apikey.Hash(key))
 			return err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/gossip"
 )
 
@@ -51,7 +52,7 @@ remembers its step in a comment and keeps its owner and mode.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case rotate && force:
-				return usage("--rotate keeps the old key where it is needed, --force throws it away: give one of them")
+				return exit.Usagef("--rotate keeps the old key where it is needed, --force throws it away: give one of them")
 			case rotate:
 				return rotateGossipKey(cmd.OutOrStdout(), args[0])
 			}
@@ -74,7 +75,7 @@ func makeGossipKey(w io.Writer, path string, force bool) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	switch {
 	case errors.Is(err, fs.ErrExist) && !force:
-		return usage("%s is there: replace its key with --rotate, or throw it away with --force", path)
+		return exit.Usagef("%s is there: replace its key with --rotate, or throw it away with --force", path)
 	case errors.Is(err, fs.ErrExist):
 		err = replaceFile(path, page)
 	case err == nil:
@@ -117,7 +118,7 @@ func rotateGossipKey(w io.Writer, path string) error {
 	case len(keys) == 2 && step == 2:
 		step, keys = 3, keys[:1]
 	default:
-		return usage("%s holds %d keys and does not say which step of a rotation that is: leave the one that all nodes send with, then --rotate", path, len(keys))
+		return exit.Usagef("%s holds %d keys and does not say which step of a rotation that is: leave the one that all nodes send with, then --rotate", path, len(keys))
 	}
 	mark := ""
 	if step < 3 {

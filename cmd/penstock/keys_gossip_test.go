@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/gossip"
 )
 
@@ -20,7 +21,7 @@ func keysCommand(args ...string) (code int, out, problem string) {
 func TestKeysGossip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "gossip.key")
 	code, out, problem := keysCommand(path)
-	if code != exitOK || !strings.Contains(out, "--gossip-key-file "+path) {
+	if code != exit.OK || !strings.Contains(out, "--gossip-key-file "+path) {
 		t.Fatalf("new file: code %d, %q %q", code, out, problem)
 	}
 	keys, err := gossip.ReadKeys(path)
@@ -28,22 +29,22 @@ func TestKeysGossip(t *testing.T) {
 	if err != nil || statErr != nil || len(keys) != 1 || len(keys[0]) != 32 || info.Mode().Perm() != 0o600 {
 		t.Fatalf("new file: %d keys, %v, mode %v; want one of 32 bytes, mode 0600", len(keys), err, info.Mode())
 	}
-	if code, _, problem := keysCommand(path); code != exitUsage || !strings.Contains(problem, "--rotate") {
+	if code, _, problem := keysCommand(path); code != exit.Usage || !strings.Contains(problem, "--rotate") {
 		t.Errorf("a file that is there: code %d, %q; want it refused, naming --rotate", code, problem)
 	}
 	if again, _ := gossip.ReadKeys(path); !slices.Equal(again[0], keys[0]) {
 		t.Error("refused, and the key is another")
 	}
-	if code, _, _ := keysCommand("--force", path); code != exitOK {
+	if code, _, _ := keysCommand("--force", path); code != exit.OK {
 		t.Errorf("--force: code %d", code)
 	}
 	if again, _ := gossip.ReadKeys(path); len(again) != 1 || slices.Equal(again[0], keys[0]) {
 		t.Errorf("--force: %d keys, want a new one", len(again))
 	}
-	if code, _, _ := keysCommand("--force", "--rotate", path); code != exitUsage {
+	if code, _, _ := keysCommand("--force", "--rotate", path); code != exit.Usage {
 		t.Errorf("--force --rotate: code %d, want usage", code)
 	}
-	if code, _, problem := keysCommand("--rotate", path+".none"); code == exitOK || !strings.Contains(problem, "key file") {
+	if code, _, problem := keysCommand("--rotate", path+".none"); code == exit.OK || !strings.Contains(problem, "key file") {
 		t.Errorf("--rotate of no file: code %d, %q", code, problem)
 	}
 	if out+problem != "" && strings.Contains(out+problem, keysText(t, path)) {
@@ -85,7 +86,7 @@ func TestKeysGossipRotate(t *testing.T) {
 			continue
 		}
 		code, out, problem := keysCommand("--rotate", path)
-		if code != exitOK || !strings.HasPrefix(out, "step "+string(rune('0'+step))+" of 3") || strings.Contains(out, "When all have") != (step < 3) {
+		if code != exit.OK || !strings.HasPrefix(out, "step "+string(rune('0'+step))+" of 3") || strings.Contains(out, "When all have") != (step < 3) {
 			t.Fatalf("step %d: code %d, %q %q", step, code, out, problem)
 		}
 		now := read()
@@ -104,7 +105,7 @@ func TestKeysGossipRotate(t *testing.T) {
 	if err := os.WriteFile(path, []byte(randomGossipKey()+"\n"+randomGossipKey()+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, problem := keysCommand("--rotate", path); code != exitUsage || !strings.Contains(problem, "does not say which step") {
+	if code, _, problem := keysCommand("--rotate", path); code != exit.Usage || !strings.Contains(problem, "does not say which step") {
 		t.Errorf("two keys without a step: code %d, %q; want it refused", code, problem)
 	}
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".gossip-key-*")); len(left) > 0 {

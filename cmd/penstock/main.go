@@ -14,16 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/config"
-)
-
-// Exit codes, listed in "penstock --help".
-const (
-	exitOK          = 0
-	exitFailed      = 1
-	exitUsage       = 2
-	exitUnhealthy   = 3
-	exitUnreachable = 4
 )
 
 func main() {
@@ -42,28 +34,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return exitOK
+	if err != nil {
+		fmt.Fprintf(stderr, "penstock: %v\n", err)
 	}
-	fmt.Fprintf(stderr, "penstock: %v\n", err)
-	var exit *exitError
-	if errors.As(err, &exit) {
-		return exit.code
-	}
-	return exitFailed
-}
-
-// exitError is an error with its exit code.
-type exitError struct {
-	code int
-	err  error
-}
-
-func (e *exitError) Error() string { return e.err.Error() }
-func (e *exitError) Unwrap() error { return e.err }
-
-func usage(format string, args ...any) error {
-	return &exitError{exitUsage, fmt.Errorf(format, args...)}
+	return exit.Code(err)
 }
 
 func newRoot() *cobra.Command {
@@ -86,7 +60,7 @@ Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unhealthy, 4 not reachab
 				hint = fmt.Sprintf(", did you mean --%s?", near)
 			}
 		}
-		return usage("%w%s See: %s --help", err, cmp.Or(hint, "."), cmd.CommandPath())
+		return exit.Usagef("%w%s See: %s --help", err, cmp.Or(hint, "."), cmd.CommandPath())
 	})
 	root.AddCommand(newStandalone(), newGateway(), newAgent(), newSim(), newDemo(), newConfig(), newPolicy(), newClassify(), newKeys(), newDoctor(), newStatus(), newDrain(), newResume(), newReload(), newVersion())
 	for _, cmd := range root.Commands() {
@@ -101,7 +75,7 @@ Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unhealthy, 4 not reachab
 		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 			text += fmt.Sprintf(", did you mean %q?", near[0])
 		}
-		return usage("%s. See: penstock --help", text)
+		return exit.Usagef("%s. See: penstock --help", text)
 	}
 	root.SuggestionsMinimumDistance = 2
 	return root
@@ -116,7 +90,7 @@ func strictArgs(cmd *cobra.Command) {
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return usage("%w. See: %s --help", err, cmd.CommandPath())
+			return exit.Usagef("%w. See: %s --help", err, cmd.CommandPath())
 		}
 		return nil
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"penstock/abort"
+	"penstock/cmd/penstock/exit"
 	"penstock/fleet"
 	"penstock/gossip"
 )
@@ -135,9 +136,9 @@ func newNeighbours(opts *gossipOptions, own func(time.Time) fleet.Row, cancel fu
 	}
 	if n.listen, err = gossip.Listen(opts.address); err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, usage("--gossip %s is in use by another process: choose another address with --gossip", opts.address)
+			return nil, exit.Usagef("--gossip %s is in use by another process: choose another address with --gossip", opts.address)
 		}
-		return nil, usage("--gossip %s: %w", opts.address, err)
+		return nil, exit.Usagef("--gossip %s: %w", opts.address, err)
 	}
 	return n, nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"penstock/agent/control"
+	"penstock/cmd/penstock/exit"
 	"penstock/config"
 	"penstock/gateway"
 	"penstock/gateway/direct"
@@ -97,11 +98,11 @@ func loadFlags(f *pflag.FlagSet) error {
 // command again, for a reload to see what has changed since.
 func prepare(f *pflag.FlagSet, fresh func() *cobra.Command) (*options, error) {
 	if err := loadFlags(f); err != nil {
-		return nil, usage("%w", err)
+		return nil, exit.Usagef("%w", err)
 	}
 	opts, err := readOptions(f)
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, exit.Usagef("%w", err)
 	}
 	opts.settings = newSettings(f, fresh)
 	return opts, nil
@@ -242,9 +243,9 @@ func listen(flag, address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, usage("%s %s is in use by another process: choose another address with %s", flag, address, flag)
+		return nil, exit.Usagef("%s %s is in use by another process: choose another address with %s", flag, address, flag)
 	case err != nil:
-		return nil, usage("%s %s: %w", flag, address, err)
+		return nil, exit.Usagef("%s %s: %w", flag, address, err)
 	}
 	return l, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"penstock/agent/control"
+	"penstock/cmd/penstock/exit"
 	"penstock/fleet"
 	"penstock/lane"
 	"penstock/policy"
@@ -118,13 +119,13 @@ func newPolicies(o *options, redis *policyredis.Config, log *slog.Logger, reg pr
 	case o.policyIn == inRedis && redis != nil:
 		key, err := policyredis.New(*redis)
 		if err != nil {
-			return nil, usage("--redis: %w", err)
+			return nil, exit.Usagef("--redis: %w", err)
 		}
 		at, p.close = key, key.Close
 	case o.policyIn == inNacos:
 		entry, err := nacos.New(o.nacos)
 		if err != nil {
-			return nil, usage("--policy: %w", err)
+			return nil, exit.Usagef("--policy: %w", err)
 		}
 		at, p.close = entry, entry.Close
 	default:
@@ -132,7 +133,7 @@ func newPolicies(o *options, redis *policyredis.Config, log *slog.Logger, reg pr
 	}
 	var err error
 	if p.source, err = source.New(cfg, at, log, reg); err != nil {
-		return nil, usage("--policy: %w", err)
+		return nil, exit.Usagef("--policy: %w", err)
 	}
 	return p, nil
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	"penstock/policy"
 )
 
@@ -63,11 +65,11 @@ func newPolicy() *cobra.Command {
 func parsePolicy(file string) (*policy.Policy, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, exit.Usagef("%w", err)
 	}
 	p, err := policy.Parse(text)
 	if err != nil {
-		return nil, usage("%s: %w", file, err)
+		return nil, exit.Usagef("%s: %w", file, err)
 	}
 	return p, nil
 }
@@ -78,28 +80,28 @@ const shownTenants = 100
 func showPolicy(cmd *cobra.Command, p *policy.Policy) error {
 	w := cmd.OutOrStdout()
 	_, _ = fmt.Fprintf(w, "hash %s, %d rules, %d models by other names, %d tenants\n\n", p.Hash, p.Rules(), len(p.Aliases()), len(p.Tenants()))
-	t := table(w, "TIER", "FLOOR", "CEILING", "AGE", "SLO TTFT", "SLO TPOT")
+	t := show.Table(w, "TIER", "FLOOR", "CEILING", "AGE", "SLO TTFT", "SLO TPOT")
 	for i := range p.Tiers {
 		x := &p.Tiers[i]
 		name := x.Name
 		if name == p.DefaultTier() {
 			name += " (default)"
 		}
-		row(t, name, x.Floor, x.Ceiling, x.Age, orGateway(x.SLOTTFT), orGateway(x.SLOTPOT))
+		show.Row(t, name, x.Floor, x.Ceiling, x.Age, orGateway(x.SLOTTFT), orGateway(x.SLOTPOT))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	if names := p.Tenants(); len(names) > 0 {
 		_, _ = fmt.Fprintln(w)
-		t = table(w, "TENANT", "KEYS", "TIER", "MODELS", "DEADLINE", "AT MOST", "DOWNGRADE", "QUOTA")
+		t = show.Table(w, "TENANT", "KEYS", "TIER", "MODELS", "DEADLINE", "AT MOST", "DOWNGRADE", "QUOTA")
 		for _, name := range names[:min(len(names), shownTenants)] {
 			who, _ := p.Tenant(name)
 			var limits []string
 			for _, l := range p.Limits(nil, &who, "", who.Tier) {
 				limits = append(limits, fmt.Sprintf("%d %s/%s", l.Amount, l.Unit, l.Per))
 			}
-			row(t, name, p.KeysOf(name), p.Tiers[who.Tier].Name, cmp.Or(strings.Join(who.Models, " "), "all"), orGateway(who.Deadline), orGateway(who.MaxDeadline), cmp.Or(strings.Join(p.Downgrades(&who), " "), "no"), cmp.Or(strings.Join(limits, ", "), "none"))
+			show.Row(t, name, p.KeysOf(name), p.Tiers[who.Tier].Name, cmp.Or(strings.Join(who.Models, " "), "all"), orGateway(who.Deadline), orGateway(who.MaxDeadline), cmp.Or(strings.Join(p.Downgrades(&who), " "), "no"), cmp.Or(strings.Join(limits, ", "), "none"))
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -115,10 +117,10 @@ func showPolicy(cmd *cobra.Command, p *policy.Policy) error {
 func showOnward(w io.Writer, p *policy.Policy) error {
 	if filters := p.AllFilters(); len(filters) > 0 {
 		_, _ = fmt.Fprintln(w)
-		t := table(w, "FILTER", "MODEL", "ANSWER", "TOKENS", "REFUSAL")
+		t := show.Table(w, "FILTER", "MODEL", "ANSWER", "TOKENS", "REFUSAL")
 		for i := range filters {
 			model, answer := filters[i].Explain()
-			row(t, filters[i].Name, model, answer, filters[i].MaxTokens, filters[i].Refusal)
+			show.Row(t, filters[i].Name, model, answer, filters[i].MaxTokens, filters[i].Refusal)
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -126,10 +128,10 @@ func showOnward(w io.Writer, p *policy.Policy) error {
 	}
 	if reroutes := p.Reroutes(); len(reroutes) > 0 {
 		_, _ = fmt.Fprintln(w)
-		t := table(w, "REROUTE", "FROM", "ON", "TO")
+		t := show.Table(w, "REROUTE", "FROM", "ON", "TO")
 		for i := range reroutes {
 			from, on, to := reroutes[i].Explain(p)
-			row(t, reroutes[i].Name, from, on, to)
+			show.Row(t, reroutes[i].Name, from, on, to)
 		}
 		return t.Flush()
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/rogpeppe/go-internal/diff"
 	"github.com/spf13/cobra"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/config"
 	"penstock/policy"
 	"penstock/policy/source"
@@ -48,7 +49,7 @@ nothing is written.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := config.Load(cmd.Flags(), "", os.LookupEnv); err != nil {
-				return usage("%w", err)
+				return exit.Usagef("%w", err)
 			}
 			if _, err := parsePolicy(args[0]); err != nil {
 				return err
@@ -56,7 +57,7 @@ nothing is written.`,
 			redis := backends{}
 			text := func(name string) string { v, _ := cmd.Flags().GetString(name); return v }
 			if err := redis.redis(text("redis"), text("redis-password-file"), text("redis-ca-file")); err != nil {
-				return usage("%w", err)
+				return exit.Usagef("%w", err)
 			}
 			at, err := openStore(to, credentials, redis.policy)
 			if err != nil {
@@ -80,22 +81,22 @@ func openStore(to, credentials string, redis policyredis.Config) (store, error) 
 	kind, cfg, err := parsePlace(to, true)
 	switch {
 	case err != nil:
-		return nil, usage("--to %q: %w", to, err)
+		return nil, exit.Usagef("--to %q: %w", to, err)
 	case kind == inFile:
-		return nil, usage("--to %q: want redis: or nacos://HOST:8848/DATAID", to)
+		return nil, exit.Usagef("--to %q: want redis: or nacos://HOST:8848/DATAID", to)
 	case credentials != "" && kind != inNacos:
-		return nil, usage("--policy-credentials-file %s without --to nacos://…: it has the user and password of Nacos", credentials)
+		return nil, exit.Usagef("--policy-credentials-file %s without --to nacos://…: it has the user and password of Nacos", credentials)
 	case kind == inNacos:
 		cfg.CredentialsFile = credentials
 		at, err := nacos.New(cfg)
 		if err != nil {
-			return nil, usage("--to %q: %w", to, err)
+			return nil, exit.Usagef("--to %q: %w", to, err)
 		}
 		return at, nil
 	}
 	at, err := policyredis.New(redis)
 	if err != nil {
-		return nil, usage("--redis: %w", err)
+		return nil, exit.Usagef("--redis: %w", err)
 	}
 	return at, nil
 }
@@ -110,11 +111,11 @@ type push struct {
 func (p *push) run(ctx context.Context, file string, at store) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	parsed, err := policy.Parse(text)
 	if err != nil {
-		return usage("%s: %w", file, err)
+		return exit.Usagef("%s: %w", file, err)
 	}
 	reading, cancel := context.WithTimeout(ctx, pushWithin)
 	defer cancel()
@@ -158,7 +159,7 @@ func (p *push) ask(at store) error {
 	line, err := bufio.NewReader(p.in).ReadString('\n')
 	if err != nil && line == "" {
 		_, _ = fmt.Fprintln(p.out)
-		return usage("nobody answers whether to write it: say --yes")
+		return exit.Usagef("nobody answers whether to write it: say --yes")
 	}
 	if answer := strings.ToLower(strings.TrimSpace(line)); answer != "y" && answer != "yes" {
 		return errors.New("nothing is written")
@@ -172,5 +173,5 @@ func unreached(at store, err error) error {
 			err = fmt.Errorf("%w: %s", err, fix)
 		}
 	}
-	return &exitError{exitUnreachable, fmt.Errorf("%v: %w", at, err)}
+	return exit.With(exit.Unreachable, fmt.Errorf("%v: %w", at, err))
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/policy/source/nacos/nacostest"
 )
 
@@ -51,11 +51,11 @@ func TestPolicyPush(t *testing.T) {
 				code int
 				want []string
 			}{
-				{"wrong", []string{wrong, "--yes"}, exitUsage, []string{"line 2", `"tears"`, "^"}},
-				{"dry", []string{one, "--dry-run"}, exitOK, []string{"has no policy yet", "+tiers: [{name: a}]", "nothing is written"}},
-				{"first", []string{one, "--yes"}, exitOK, []string{"has no policy yet", "written to " + at.name}},
-				{"the same", []string{one}, exitOK, []string{"has this policy already"}},
-				{"second", []string{two, "--yes"}, exitOK, []string{"--- " + at.name, "+++ " + two, "-tiers: [{name: a}]\n+tiers: [{name: a}, {name: b}]", "written to"}},
+				{"wrong", []string{wrong, "--yes"}, exit.Usage, []string{"line 2", `"tears"`, "^"}},
+				{"dry", []string{one, "--dry-run"}, exit.OK, []string{"has no policy yet", "+tiers: [{name: a}]", "nothing is written"}},
+				{"first", []string{one, "--yes"}, exit.OK, []string{"has no policy yet", "written to " + at.name}},
+				{"the same", []string{one}, exit.OK, []string{"has this policy already"}},
+				{"second", []string{two, "--yes"}, exit.OK, []string{"--- " + at.name, "+++ " + two, "-tiers: [{name: a}]\n+tiers: [{name: a}, {name: b}]", "written to"}},
 			} {
 				code, out, problem := push(step.args...)
 				for _, part := range step.want {
@@ -74,11 +74,11 @@ func TestPolicyPush(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"--to", "other.yaml"}, exitUsage, "want redis: or nacos://"},
-		{[]string{"--to", "redis://h:1"}, exitUsage, "the address is that of --redis"},
-		{[]string{"--to", "nacos://h"}, exitUsage, "data id"},
-		{[]string{"--policy-credentials-file", one}, exitUsage, "without --to nacos://"},
-		{[]string{"--redis", "127.0.0.1:1", "--yes"}, exitUnreachable, "connection refused"},
+		{[]string{"--to", "other.yaml"}, exit.Usage, "want redis: or nacos://"},
+		{[]string{"--to", "redis://h:1"}, exit.Usage, "the address is that of --redis"},
+		{[]string{"--to", "nacos://h"}, exit.Usage, "data id"},
+		{[]string{"--policy-credentials-file", one}, exit.Usage, "without --to nacos://"},
+		{[]string{"--redis", "127.0.0.1:1", "--yes"}, exit.Unreachable, "connection refused"},
 	} {
 		if code, out, problem := penstock(append([]string{"policy", "push", one}, wrong.args...)...); code != wrong.code || !strings.Contains(problem, wrong.want) {
 			t.Errorf("%v: code %d, %q %q; want %d, %q", wrong.args, code, out, problem, wrong.code, wrong.want)
@@ -122,9 +122,8 @@ func TestPolicyPushAsks(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "somebody has changed it meanwhile: nothing is written") {
 		t.Errorf("somebody was faster: %v", err)
 	}
-	var exit *exitError
-	if errors.As(err, &exit) {
-		t.Errorf("exit code %d, want 1", exit.code)
+	if code := exit.Code(err); code != exit.Failed {
+		t.Errorf("exit code %d, want %d", code, exit.Failed)
 	}
 }
 

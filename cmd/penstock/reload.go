@@ -18,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	"penstock/config"
 )
 
@@ -205,9 +207,9 @@ Exit code 1 if something was refused, 4 if nobody answers at --admin.`,
   penstock reload -o json | jq '.parts[] | select(.result == "needs restart")'`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, err := config.Load(cmd.Flags(), "", os.LookupEnv); err != nil {
-				return usage("%w", err)
+				return exit.Usagef("%w", err)
 			}
-			if err := checkOutput(output); err != nil {
+			if err := show.CheckOutput(output); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), reloadWithin)
@@ -226,17 +228,17 @@ Exit code 1 if something was refused, 4 if nobody answers at --admin.`,
 
 func askReload(ctx context.Context, address string) (*reloadReport, error) {
 	if _, _, err := net.SplitHostPort(address); err != nil {
-		return nil, usage("--admin %q: want HOST:PORT", address)
+		return nil, exit.Usagef("--admin %q: want HOST:PORT", address)
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/reload", nil)
 	if err != nil {
-		return nil, usage("--admin %q: %w", address, err)
+		return nil, exit.Usagef("--admin %q: %w", address, err)
 	}
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
-		return nil, &exitError{exitUnreachable, fmt.Errorf("nobody answers at %s: %w. Name another with --admin HOST:PORT; a gateway's is 127.0.0.1:4785", address, err)}
+		return nil, exit.With(exit.Unreachable, fmt.Errorf("nobody answers at %s: %w. Name another with --admin HOST:PORT; a gateway's is 127.0.0.1:4785", address, err))
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
@@ -252,15 +254,15 @@ func askReload(ctx context.Context, address string) (*reloadReport, error) {
 
 func writeReload(w io.Writer, report *reloadReport, output string) error {
 	if output == "json" {
-		if err := writeJSON(w, report); err != nil {
+		if err := show.JSON(w, report); err != nil {
 			return err
 		}
 		return report.err()
 	}
-	t := table(w, "PART", "RESULT", "DETAIL")
+	t := show.Table(w, "PART", "RESULT", "DETAIL")
 	for _, p := range report.Parts {
 		line, _, _ := strings.Cut(p.Detail, "\n") // whole in the error
-		row(t, p.Part, p.Result, line)
+		show.Row(t, p.Part, p.Result, line)
 	}
 	return errors.Join(t.Flush(), report.err())
 }

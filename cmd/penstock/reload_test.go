@@ -8,6 +8,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/vllm/vllmtest"
 )
 
@@ -47,27 +48,27 @@ func TestReload(t *testing.T) {
 			}
 		}
 	}
-	has("nothing new", exitOK, "policy unchanged "+file, "settings unchanged "+configFile)
+	has("nothing new", exit.OK, "policy unchanged "+file, "settings unchanged "+configFile)
 	write(file, "tiers: [{name: a}, {name: b}]\n")
-	has("a new policy", exitOK, "policy applied "+file, "was ")
+	has("a new policy", exit.OK, "policy applied "+file, "was ")
 	write(file, "tiers: [{name: a}]\n\ntears: []\n")
-	has("a wrong one", exitFailed, "policy refused", "line 3", "\n    tears: []\n    ^", "settings unchanged")
+	has("a wrong one", exit.Failed, "policy refused", "line 3", "\n    tears: []\n    ^", "settings unchanged")
 	if got := strings.Join(p.policies.Current().TierNames(), ""); got != "ab" {
 		t.Errorf("tiers %s, want those of before", got)
 	}
 	write(file, "tiers: [{name: a}, {name: b}]\n")
 	write(configFile, "slo-ttft: 3s\ngrace: 9s\nengine-api-key-file: "+keys+"\n")
 	write(keys, "another")
-	has("settings", exitOK, "policy unchanged", "slo-ttft needs restart 3s ("+configFile+":1), was 2s", "engine-api-key-file needs restart "+keys+" has changed")
+	has("settings", exit.OK, "policy unchanged", "slo-ttft needs restart 3s ("+configFile+":1), was 2s", "engine-api-key-file needs restart "+keys+" has changed")
 	if _, out, _ := reload("-o", "json"); strings.Contains(out, "grace") || !strings.Contains(out, `"result": "needs restart"`) {
 		t.Errorf("json %s; want no grace, which the command line has", out)
 	}
 	write(configFile, "slo-tft: 3s\n")
-	has("a wrong file", exitFailed, "settings refused", `did you mean "slo-ttft"`)
-	if code, _, problem := penstock("reload", "--admin", "127.0.0.1:1"); code != exitUnreachable || !strings.Contains(problem, "a gateway's is 127.0.0.1:4785") {
+	has("a wrong file", exit.Failed, "settings refused", `did you mean "slo-ttft"`)
+	if code, _, problem := penstock("reload", "--admin", "127.0.0.1:1"); code != exit.Unreachable || !strings.Contains(problem, "a gateway's is 127.0.0.1:4785") {
 		t.Errorf("nobody there: code %d, %q", code, problem)
 	}
-	if code, _, problem := penstock("reload", "--admin", p.address()); code != exitFailed || !strings.Contains(problem, "is no admin listener") {
+	if code, _, problem := penstock("reload", "--admin", p.address()); code != exit.Failed || !strings.Contains(problem, "is no admin listener") {
 		t.Errorf("not an admin listener: code %d, %q", code, problem)
 	}
 }
@@ -89,7 +90,7 @@ func TestPolicyFromRedis(t *testing.T) {
 	if _, out, _ := penstock("status", "--grpc", grpc); !strings.Contains(out, " none ") {
 		t.Errorf("status %s, want policy none", out)
 	}
-	if code, _, problem := penstock("policy", "push", policyIn(t, "tiers: [{name: a}, {name: b}]\n"), "--yes", "--redis", m.Addr()); code != exitOK {
+	if code, _, problem := penstock("policy", "push", policyIn(t, "tiers: [{name: a}, {name: b}]\n"), "--yes", "--redis", m.Addr()); code != exit.OK {
 		t.Fatal(problem)
 	}
 	p.until("the policy", func() bool { return p.policies.Current().DefaultTier() == "b" })

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/vllm/simengine"
 )
 
@@ -35,7 +36,7 @@ step + per-prefill-token x prompt tokens + per-sequence x sequences that decode 
   penstock sim engine --model llama --kv-tokens 160000 --max-seqs 256 --step 10ms --per-prefill-token 66us`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.Engine.BlockSize < 1 || kvTokens < cfg.Engine.BlockSize {
-				return usage("--kv-tokens %d with --block-size %d: want at least one block", kvTokens, cfg.Engine.BlockSize)
+				return exit.Usagef("--kv-tokens %d with --block-size %d: want at least one block", kvTokens, cfg.Engine.BlockSize)
 			}
 			cfg.Engine.Blocks = kvTokens/cfg.Engine.BlockSize + 1 // the null block holds nothing
 			sim, err := newSimulated(listen, cfg)
@@ -80,14 +81,14 @@ type simulated struct {
 func newSimulated(address string, cfg simengine.Config) (*simulated, error) {
 	server, err := simengine.New(cfg)
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, exit.Usagef("%w", err)
 	}
 	listener, err := net.Listen("tcp", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, usage("--listen %s is in use by another process: choose another address with --listen", address)
+		return nil, exit.Usagef("--listen %s is in use by another process: choose another address with --listen", address)
 	}
 	if err != nil {
-		return nil, usage("--listen %s: %w", address, err)
+		return nil, exit.Usagef("--listen %s: %w", address, err)
 	}
 	return &simulated{server, listener}, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/sim"
 	"penstock/sim/report"
 )
@@ -31,14 +32,14 @@ cell its best setting, and as NAME-fixed the one setting that is best over all w
 			for _, file := range files {
 				text, err := os.ReadFile(file)
 				if err != nil {
-					return usage("%w", err)
+					return exit.Usagef("%w", err)
 				}
 				var from struct{ Rows []sim.Row }
 				if err := json.Unmarshal(text, &from); err != nil {
-					return usage("%s: %w", file, err)
+					return exit.Usagef("%s: %w", file, err)
 				}
 				if len(from.Rows) == 0 {
-					return usage("%s has no rows: want what sim replay -o json writes", file)
+					return exit.Usagef("%s has no rows: want what sim replay -o json writes", file)
 				}
 				rows = append(rows, from.Rows...)
 			}
@@ -50,7 +51,7 @@ cell its best setting, and as NAME-fixed the one setting that is best over all w
 			case "svg":
 				show, rows = report.SVG, sim.Best(rows)
 			default:
-				return usage("-o %q: want ratios, table or svg", output)
+				return exit.Usagef("-o %q: want ratios, table or svg", output)
 			}
 			if err := show(cmd.OutOrStdout(), rows); err != nil {
 				return fmt.Errorf("cannot write: %w", err)

@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	"penstock/scheduler"
 	"penstock/scraper"
 	"penstock/sim/fit"
@@ -72,23 +74,23 @@ Exit codes: 1 the engine is in use, or the sweep failed; 2 usage; 4 the engine i
 
 func (o *fitOptions) run(ctx context.Context, out, progress io.Writer) error {
 	if o.output != "yaml" && o.output != "json" {
-		return usage("-o %q: want yaml or json", o.output)
+		return exit.Usagef("-o %q: want yaml or json", o.output)
 	}
 	if o.engine == "" {
-		return usage("--engine is missing: give the engine's URL, such as --engine %s", defaultEngine)
+		return exit.Usagef("--engine is missing: give the engine's URL, such as --engine %s", defaultEngine)
 	}
 	cfg := vllm.DefaultConfig()
 	cfg.URL = o.engine
 	if o.key != "" {
 		key, err := os.ReadFile(o.key)
 		if err != nil {
-			return usage("--engine-api-key-file: %w", err)
+			return exit.Usagef("--engine-api-key-file: %w", err)
 		}
 		cfg.APIKey = strings.TrimSpace(string(key))
 	}
 	client, err := vllm.New(cfg)
 	if err != nil {
-		return usage("--engine: %w", err)
+		return exit.Usagef("--engine: %w", err)
 	}
 	defer client.Close()
 	version, err := o.look(ctx, client)
@@ -96,7 +98,7 @@ func (o *fitOptions) run(ctx context.Context, out, progress io.Writer) error {
 		return err
 	}
 	if err := o.fit.Validate(); err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	o.fit.MaxSeqs = o.known.MaxSeqs
 	o.fit.Seed = rand.Uint64()
@@ -106,7 +108,7 @@ func (o *fitOptions) run(ctx context.Context, out, progress io.Writer) error {
 	}
 	profile, notes := result.Profile(&o.fit, o.known)
 	if o.output == "json" {
-		return writeJSON(out, map[string]any{
+		return show.JSON(out, map[string]any{
 			"apiVersion": "penstock/v1", "engine": o.engine, "model": o.model, "version": version, "profile": profile, "notes": notes,
 			"error": result.Errors(), "first_token_seconds": result.FirstToken, "points": result.Rows, "skipped": result.Skipped, "took": result.Took.String(),
 		})
@@ -120,7 +122,7 @@ func (o *fitOptions) look(ctx context.Context, client *vllm.Client) (version str
 	defer cancel()
 	models, err := client.Models(ctx)
 	if err != nil {
-		return "", &exitError{exitUnreachable, fmt.Errorf("no engine at %s: %w", o.engine, err)}
+		return "", exit.With(exit.Unreachable, fmt.Errorf("no engine at %s: %w", o.engine, err))
 	}
 	if o.model == "" && len(models) > 0 {
 		o.model = models[0].ID
@@ -135,25 +137,25 @@ func (o *fitOptions) look(ctx context.Context, client *vllm.Client) (version str
 		}
 	}
 	if !found {
-		return "", usage("--model %q: the engine at %s serves %v", o.model, o.engine, models)
+		return "", exit.Usagef("--model %q: the engine at %s serves %v", o.model, o.engine, models)
 	}
 	if o.fit.MaxModelLen == 0 {
-		return "", usage("the engine at %s does not tell its longest context: give --max-model-len", o.engine)
+		return "", exit.Usagef("the engine at %s does not tell its longest context: give --max-model-len", o.engine)
 	}
 	page := scraper.DefaultConfig()
 	page.URL = o.engine
 	report, err := scraper.Inspect(ctx, page)
 	if err != nil {
-		return "", &exitError{exitUnreachable, fmt.Errorf("the metrics page of %s cannot be used: %w", o.engine, err)}
+		return "", exit.With(exit.Unreachable, fmt.Errorf("the metrics page of %s cannot be used: %w", o.engine, err))
 	}
 	if o.fit.KVTokens == 0 {
 		o.fit.KVTokens = report.KVTokens
 	}
 	if o.fit.KVTokens == 0 {
-		return "", usage("the engine at %s does not tell how many tokens its KV cache holds: give --kv-tokens (in its log: GPU KV cache size)", o.engine)
+		return "", exit.Usagef("the engine at %s does not tell how many tokens its KV cache holds: give --kv-tokens (in its log: GPU KV cache size)", o.engine)
 	}
 	if report.Ranks > 1 {
-		return "", usage("the engine at %s has %d data-parallel ranks, whose steps are not one another's: fit a server with one", o.engine, report.Ranks)
+		return "", exit.Usagef("the engine at %s has %d data-parallel ranks, whose steps are not one another's: fit a server with one", o.engine, report.Ranks)
 	}
 	o.known.BlockSize = blockSize(ctx, o.engine)
 	version, _ = client.Version(ctx) // only told

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"penstock/cmd/penstock/exit"
 	"penstock/sim/fit"
 	"penstock/sim/world"
 )
@@ -80,20 +80,19 @@ func TestSimFitRefuses(t *testing.T) {
 		code       int
 		set        func(*fitOptions)
 	}{
-		{"no engine named", "--engine", exitUsage, func(o *fitOptions) { o.engine = "" }},
-		{"not an URL", "--engine", exitUsage, func(o *fitOptions) { o.engine = "sim" }},
-		{"output", "-o", exitUsage, func(o *fitOptions) { o.output = "table" }},
-		{"model", "--model", exitUsage, func(o *fitOptions) { o.model = "nobody" }},
-		{"key file", "--engine-api-key-file", exitUsage, func(o *fitOptions) { o.key = "/nowhere" }},
-		{"nobody there", "no engine at", exitUnreachable, func(o *fitOptions) { o.engine = "http://127.0.0.1:1" }},
-		{"no KV tokens told", "--kv-tokens", exitUsage, func(o *fitOptions) { o.engine = odd.URL }},
+		{"no engine named", "--engine", exit.Usage, func(o *fitOptions) { o.engine = "" }},
+		{"not an URL", "--engine", exit.Usage, func(o *fitOptions) { o.engine = "sim" }},
+		{"output", "-o", exit.Usage, func(o *fitOptions) { o.output = "table" }},
+		{"model", "--model", exit.Usage, func(o *fitOptions) { o.model = "nobody" }},
+		{"key file", "--engine-api-key-file", exit.Usage, func(o *fitOptions) { o.key = "/nowhere" }},
+		{"nobody there", "no engine at", exit.Unreachable, func(o *fitOptions) { o.engine = "http://127.0.0.1:1" }},
+		{"no KV tokens told", "--kv-tokens", exit.Usage, func(o *fitOptions) { o.engine = odd.URL }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := fitOptions{engine: engine.URL(), output: "yaml", fit: fit.DefaultConfig()}
 			c.set(&o)
 			err := o.run(t.Context(), io.Discard, io.Discard)
-			var exit *exitError
-			if !errors.As(err, &exit) || exit.code != c.code || !strings.Contains(fmt.Sprint(err), c.want) {
+			if exit.Code(err) != c.code || !strings.Contains(fmt.Sprint(err), c.want) {
 				t.Errorf("got error %v, want code %d and %q in it", err, c.code, c.want)
 			}
 		})

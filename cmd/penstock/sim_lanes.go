@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	"penstock/doctor"
 	"penstock/lane"
 	"penstock/queue/isolation"
@@ -68,15 +70,15 @@ It needs a topic and a group of its own, lanes get names of their own, and nothi
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if output != "table" && output != "json" {
-			return usage("-o %q: want table or json", output)
+			return exit.Usagef("-o %q: want table or json", output)
 		}
 		back, err := backendOptions(settings)
 		if err != nil {
-			return usage("%w", err)
+			return exit.Usagef("%w", err)
 		}
 		cfg.Cases = isolation.Plan(cfg.Lanes, threads)
 		if err := cfg.Validate(); err != nil {
-			return usage("%w", err)
+			return exit.Usagef("%w", err)
 		}
 		rows, err := simLanes(cmd.Context(), cfg, back.rocketmq, cmd.ErrOrStderr())
 		if err != nil {
@@ -120,7 +122,7 @@ func simLanes(ctx context.Context, cfg isolation.Config, broker rocketmq.Config,
 	}
 	experiment, err := isolation.New(cfg, isolation.Broker{Publish: producer.Publish, Open: open}, done)
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, exit.Usagef("%w", err)
 	}
 	cases := time.Duration(cfg.Rounds * len(cfg.Cases))
 	_, _ = fmt.Fprintf(progress, "%d cases, about %v\n", cases, (cfg.Within() + cases*perCase).Round(10*time.Second))
@@ -141,20 +143,20 @@ func simLanesReady(ctx context.Context, cfg rocketmq.Config) error {
 	defer cancel()
 	r, err := proxy.Inspect(ctx, cfg.Config)
 	if err != nil {
-		return usage("%w", err)
+		return exit.Usagef("%w", err)
 	}
 	lines := strings.Join(doctor.NewSetup(doctor.Config{Topic: cfg.Topic, Group: cfg.Group}).MQAdmin, "\n")
 	switch types := strings.Join(r.Types, ","); {
 	case !r.Route.OK() && r.Route.Code == "":
-		return &exitError{exitUnreachable, fmt.Errorf("no RocketMQ proxy at %s (%s). Start one in cluster mode, or set --rocketmq; see: penstock doctor", cfg.Endpoint, r.Route)}
+		return exit.With(exit.Unreachable, fmt.Errorf("no RocketMQ proxy at %s (%s). Start one in cluster mode, or set --rocketmq; see: penstock doctor", cfg.Endpoint, r.Route))
 	case !r.Route.OK():
-		return usage("--topic %s: %s. Make topic and group with these, and wait some seconds:\n%s", cfg.Topic, r.Route.Code, lines)
+		return exit.Usagef("--topic %s: %s. Make topic and group with these, and wait some seconds:\n%s", cfg.Topic, r.Route.Code, lines)
 	case types != "LITE":
-		return usage("--topic %s takes %s messages, want LITE. Choose another, or make topic and group with:\n%s", cfg.Topic, types, lines)
+		return exit.Usagef("--topic %s takes %s messages, want LITE. Choose another, or make topic and group with:\n%s", cfg.Topic, types, lines)
 	case !r.Group.OK():
-		return usage("--group %s: %s. Make topic and group with:\n%s", cfg.Group, r.Group, lines)
+		return exit.Usagef("--group %s: %s. Make topic and group with:\n%s", cfg.Group, r.Group, lines)
 	case !r.Bind.OK() || !r.Ordered:
-		return usage("--group %s is not an ordered lite group of --topic %s (%s). Make topic and group with:\n%s", cfg.Group, cfg.Topic, r.Bind, lines)
+		return exit.Usagef("--group %s is not an ordered lite group of --topic %s (%s). Make topic and group with:\n%s", cfg.Group, cfg.Topic, r.Bind, lines)
 	}
 	return nil
 }
@@ -171,7 +173,7 @@ func writeSimLanes(w io.Writer, cfg isolation.Config, rows []isolation.Row, outp
 	}
 	var err error
 	if output == "json" {
-		err = writeJSON(w, map[string]any{
+		err = show.JSON(w, map[string]any{
 			"apiVersion": "penstock/v1", "ok": missed == 0, "lanes": cfg.Lanes, "rate": cfg.Rate, "limit": cfg.Limit.String(),
 			"span": cfg.Span.String(), "seed": cfg.Seed, "rows": rows,
 		})

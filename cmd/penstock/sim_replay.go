@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/show"
 	"penstock/sim"
 	"penstock/sim/report"
 	"penstock/sim/traces"
@@ -107,24 +109,24 @@ func newSimReplay() *cobra.Command {
 // load makes a run for each workload on each profile.
 func (n *replayNames) load(cfg sim.Config) (runs []sim.Config, err error) {
 	if n.output != "table" && n.output != "json" && n.output != "svg" {
-		return nil, usage("-o %q: want table, json or svg", n.output)
+		return nil, exit.Usagef("-o %q: want table, json or svg", n.output)
 	}
 	if cfg.Policies, err = sim.FindPolicies(n.policies); err != nil {
-		return nil, usage("--policy: %w", err)
+		return nil, exit.Usagef("--policy: %w", err)
 	}
 	if cfg.Burst, err = sim.ParseBurst(n.burst); err != nil {
-		return nil, usage("--burst: %w", err)
+		return nil, exit.Usagef("--burst: %w", err)
 	}
 	for _, workload := range n.workloads {
 		if cfg.Workload, err = traces.Load(workload); err != nil {
-			return nil, usage("--trace: %w", err)
+			return nil, exit.Usagef("--trace: %w", err)
 		}
 		for _, profile := range n.profiles {
 			if cfg.Profile, err = world.LoadProfile(profile); err != nil {
-				return nil, usage("--profile: %w", err)
+				return nil, exit.Usagef("--profile: %w", err)
 			}
 			if err := cfg.Validate(); err != nil {
-				return nil, usage("%w", err)
+				return nil, exit.Usagef("%w", err)
 			}
 			runs = append(runs, cfg)
 		}
@@ -158,7 +160,7 @@ func replay(ctx context.Context, runs []sim.Config, progress io.Writer) (rows []
 func writeReplay(w io.Writer, cfg sim.Config, rows []sim.Row, names *replayNames) error {
 	switch names.output {
 	case "json":
-		return writeJSON(w, map[string]any{
+		return show.JSON(w, map[string]any{
 			"apiVersion": "penstock/v1", "seed": cfg.Seed, "shifts": cfg.Shifts, "warm": cfg.Warm.String(), "span": cfg.Span.String(),
 			"patience": cfg.Clients.Patience.String(), "retries": cfg.Clients.Retries, "obey": cfg.Clients.Obey, "burst": names.burst, "prefix_cache": cfg.Prefix, "lane_width": cfg.Width, "rows": rows,
 		})

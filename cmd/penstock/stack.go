@@ -19,6 +19,7 @@ import (
 	"penstock/agent"
 	"penstock/agent/control"
 	"penstock/agent/health"
+	"penstock/cmd/penstock/exit"
 	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/policy"
@@ -117,7 +118,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		Limits: s.policies.Limits, Policy: s.policies.Control, Metrics: metrics, Log: log,
 	})
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, exit.Usagef("%w", err)
 	}
 	s.admin, err = admin.New(admin.DefaultConfig(), admin.Deps{
 		Gatherer: metrics, Live: func() (bool, string) { return true, "" }, Ready: s.ready, Started: func() bool { return true }, State: s.state, Reload: s.again.page, Log: log,

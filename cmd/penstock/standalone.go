@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"penstock/cmd/penstock/exit"
 )
 
 // defaultEngine is where vLLM listens unless told otherwise.
@@ -58,9 +60,9 @@ func findEngine(ctx context.Context) (string, error) {
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return "", &exitError{exitUnreachable, fmt.Errorf(`no engine at %s (%w).
+		return "", exit.With(exit.Unreachable, fmt.Errorf(`no engine at %s (%w).
 Name yours:                  penstock standalone --engine http://HOST:PORT
-or try the simulated engine: penstock standalone --engine sim`, defaultEngine, err)}
+or try the simulated engine: penstock standalone --engine sim`, defaultEngine, err))
 	}
 	_ = resp.Body.Close()
 	return defaultEngine, nil

@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"penstock/cmd/penstock/exit"
 )
 
 // version is set at release with -ldflags "-X main.version=…".
@@ -34,7 +36,7 @@ func newVersion() *cobra.Command {
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "penstock %s (commit %s, %s, %s)\n", info["version"], info["commit"], info["go"], info["platform"])
 				return err
 			}
-			return usage("-o %q: want text or json", output)
+			return exit.Usagef("-o %q: want text or json", output)
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")

@@ -1,10 +1,11 @@
-package main
+package status
 
 import (
 	"fmt"
 	"io"
 	"strings"
 
+	"penstock/cmd/penstock/show"
 	"penstock/fleet"
 	penstockv1 "penstock/proto/penstock/v1"
 )
@@ -78,7 +79,7 @@ func writePolicy(w io.Writer, answer *penstockv1.ClusterResponse) {
 	if more := len(late) - named; more > 0 {
 		text += fmt.Sprintf(", and %d more", more)
 	}
-	_, _ = fmt.Fprintf(w, "%d of %s behind policy %s: %s\n", len(late), plural(len(everyPolicy(answer)), "process is", "processes are"), newestPolicy(answer), text)
+	_, _ = fmt.Fprintf(w, "%d of %s behind policy %s: %s\n", len(late), show.Plural(len(everyPolicy(answer)), "process is", "processes are"), newestPolicy(answer), text)
 }
 
 // writeGateways lists the gateways that gossip, where there are any.
@@ -87,9 +88,9 @@ func writeGateways(w io.Writer, answer *penstockv1.ClusterResponse, newest strin
 		return nil
 	}
 	_, _ = fmt.Fprintln(w)
-	t := table(w, "GATEWAY", "POLICY", "SEEN")
+	t := show.Table(w, "GATEWAY", "POLICY", "SEEN")
 	for _, g := range answer.GetGateways() {
-		row(t, g.GetNode(), shownPolicy(g.GetPolicy(), newest), ago(g.GetAgeSeconds()))
+		show.Row(t, g.GetNode(), shownPolicy(g.GetPolicy(), newest), show.Ago(g.GetAgeSeconds()))
 	}
 	return t.Flush()
 }

@@ -1,4 +1,4 @@
-package main
+package status
 
 import (
 	"bytes"
@@ -23,7 +23,7 @@ func TestStatusLanes(t *testing.T) {
 		},
 	}
 	var out bytes.Buffer
-	if err := writeBacklog(&out, answer); err != nil {
+	if err := WriteLanes(&out, answer, "text"); err != nil {
 		t.Fatal(err)
 	}
 	want := `TIER     MODEL  BACKLOG  TOKENS  OLDEST  WIDTH USED  LIMITED BY
@@ -39,11 +39,11 @@ acme    default  chat        llama  -     40       20000   12s     32/32       l
 		t.Errorf("text (-want +got):\n%s", diff)
 	}
 	out.Reset()
-	if err := writeBacklogJSON(&out, answer); err != nil || !strings.Contains(out.String(), `"limited_by": "lane_width"`) || !strings.Contains(out.String(), `"classes"`) {
+	if err := WriteLanes(&out, answer, "json"); err != nil || !strings.Contains(out.String(), `"limited_by": "lane_width"`) || !strings.Contains(out.String(), `"classes"`) {
 		t.Errorf("json: %v\n%s", err, out.String())
 	}
 	out.Reset()
-	if err := writeBacklog(&out, &penstockv1.LanesResponse{Problem: "store away"}); err != nil || out.String() != "lanes are missing: store away\nnothing waits and nothing runs\n" {
+	if err := WriteLanes(&out, &penstockv1.LanesResponse{Problem: "store away"}, "text"); err != nil || out.String() != "lanes are missing: store away\nnothing waits and nothing runs\n" {
 		t.Errorf("nothing: %v, %q", err, out.String())
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package status
 
 import (
 	"bytes"
@@ -47,10 +47,10 @@ func TestStatusPolicy(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var text, json bytes.Buffer
-			if err := writeStatus(&text, tc.answer, "text"); err != nil {
+			if err := Write(&text, tc.answer, "text"); err != nil {
 				t.Fatal(err)
 			}
-			if err := writeStatus(&json, tc.answer, "json"); err != nil {
+			if err := Write(&json, tc.answer, "json"); err != nil {
 				t.Fatal(err)
 			}
 			for _, part := range tc.want {
