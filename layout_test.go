@@ -118,9 +118,10 @@ var allowed = map[string][]string{
 	"doctor":       {"queue/rocketmq/proxy", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},
 
-	"cmd/penstock/exit":   {},
-	"cmd/penstock/show":   {"cmd/penstock/exit"},
-	"cmd/penstock/status": {"cmd/penstock/exit", "cmd/penstock/show", "fleet", "proto/penstock/v1"},
+	"cmd/penstock/exit":       {},
+	"cmd/penstock/neighbours": {"cmd/penstock/exit", "abort", "fleet", "gossip"},
+	"cmd/penstock/show":       {"cmd/penstock/exit"},
+	"cmd/penstock/status":     {"cmd/penstock/exit", "cmd/penstock/show", "fleet", "proto/penstock/v1"},
 
 	"cmd/penstock-nvml": {"scraper/nvml/wire"},
 }

@@ -18,6 +18,7 @@ import (
 	"penstock/agent/control"
 	"penstock/agent/health"
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/neighbours"
 	"penstock/fleet"
 	"penstock/lane"
 	"penstock/policy"
@@ -64,7 +65,7 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 				cfg.NVML.GPUs = strings.Split(gpus, ",")
 			}
 			cfg.Engine.APIKey = opts.engineKey
-			others, err := readGossip(cmd.Flags(), cfg.Node)
+			others, err := neighbours.Read(cmd.Flags(), cfg.Node)
 			if err != nil {
 				return exit.Usagef("%w", err)
 			}
@@ -90,12 +91,12 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
 	commonFlags(f)
 	backendFlags(f)
-	gossipFlags(f, "127.0.0.1:4783")
+	neighbours.Flags(f, "127.0.0.1:4783")
 	return cmd
 }
 
 // runAgent wires an agent to the fleet's broker and store, and runs it.
-func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backends, gossips *gossipOptions, log *slog.Logger) error {
+func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backends, gossips *neighbours.Options, log *slog.Logger) error {
 	ls, err := listenAll(
 		listenerFlag{"--grpc", opts.grpc}, listenerFlag{"--admin", opts.admin}, listenerFlag{"--metrics", opts.metrics})
 	if err != nil {
@@ -112,13 +113,13 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	}
 	cfg.Scheduler.Tiers = rules.Tiers()
 	var node *agent.Agent
-	others, err := newNeighbours(gossips,
+	others, err := neighbours.New(gossips,
 		func(now time.Time) fleet.Row { return rules.Row(node.Row(now)) }, func(id, attempt string) { node.Cancel(id, attempt) }, log, metrics)
 	if err != nil {
 		return exit.Usagef("%w", err)
 	}
-	defer others.close()
-	again := &reloader{rules, others, opts.settings}
+	defer others.Close()
+	again := newReloader(rules, others, opts.settings)
 	back.registry.Cancel = func(owner, id, attempt string) {
 		if owner == cfg.Node || owner == "" {
 			node.Cancel(id, attempt)
@@ -206,9 +207,9 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 // announced is the address of gRPC that the engine directory names where none is
 // given: what listen is to others. On loopback it is that only to processes on this
 // host, which gossip says whether they are all.
-func announced(listen string, gossips *gossipOptions) string {
+func announced(listen string, gossips *neighbours.Options) string {
 	host, port, err := net.SplitHostPort(listen)
-	gossip := gossips.host()
+	gossip := gossips.Host()
 	leaves := gossip != "" && !loopback(net.JoinHostPort(gossip, port))
 	switch {
 	case err != nil || loopback(listen) && leaves:

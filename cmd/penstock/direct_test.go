@@ -15,6 +15,7 @@ import (
 
 	"penstock/agent"
 	"penstock/agent/control"
+	"penstock/cmd/penstock/neighbours"
 	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/gateway/direct"
@@ -47,11 +48,11 @@ func TestDirectAbort(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := agent.DefaultConfig()
-	cfg.Node, cfg.GRPC, cfg.Grace = "n1", announced(ls[1].Addr().String(), &gossipOptions{}), 0
+	cfg.Node, cfg.GRPC, cfg.Grace = "n1", announced(ls[1].Addr().String(), &neighbours.Options{}), 0
 	cfg.SetEngine(e.URL())
 	node, err := agent.New(cfg, agent.Deps{
 		Records: records, Directory: records, Consumer: lanes.Consumer("n1"), Append: bus.Append,
-		Peers: (*neighbours)(nil).Rows, Metrics: prometheus.NewRegistry(), Log: log,
+		Peers: (*neighbours.Neighbours)(nil).Rows, Metrics: prometheus.NewRegistry(), Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +89,7 @@ func TestDirectAbort(t *testing.T) {
 			t.Errorf("the end: %v", err)
 		}
 	})
-	within(t, waitLimit, "the engine is ready", func() bool { return node.Health().Ready })
+	eventually(t, "the engine is ready", func() bool { return node.Health().Ready })
 
 	resp, err := client.Post("http://"+ls[0].Addr().String()+"/v1/completions", "application/json", strings.NewReader(completion(20, 900, streamed)))
 	if err != nil {
@@ -111,9 +112,18 @@ func TestDirectAbort(t *testing.T) {
 		}
 		want += `penstock_direct_aborts_total{outcome="` + o + `"} ` + n + "\n"
 	}
-	within(t, waitLimit, "one direct abort, which stopped it", func() bool {
+	eventually(t, "one direct abort, which stopped it", func() bool {
 		return testutil.GatherAndCompare(metrics, strings.NewReader(want), "penstock_direct_aborts_total") == nil
 	})
+}
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(waitLimit); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", waitLimit, what)
+		}
+	}
 }
 
 // TestAnnounced: what the engine directory names as the address of gRPC.
@@ -139,8 +149,8 @@ func TestAnnounced(t *testing.T) {
 		{"0.0.0.0:4781", "", "", route},
 		{"0.0.0.0:4781", "127.0.0.1:4783", "", route},
 	} {
-		o := &gossipOptions{address: tc.gossip}
-		o.cfg.Advertise = tc.advertise
+		o := &neighbours.Options{Address: tc.gossip}
+		o.Gossip.Advertise = tc.advertise
 		if got := announced(tc.listen, o); got != tc.want {
 			t.Errorf("--grpc %s --gossip %q --gossip-advertise %q: got %q, want %q", tc.listen, tc.gossip, tc.advertise, got, tc.want)
 		}

@@ -11,6 +11,7 @@ import (
 	"penstock/admin"
 	"penstock/agent/health"
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/neighbours"
 	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/gateway/direct"
@@ -40,7 +41,7 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 			}
 			host, _ := os.Hostname()
 			address, _ := cmd.Flags().GetString("gossip")
-			others, err := readGossip(cmd.Flags(), "gateway@"+host+"/"+address)
+			others, err := neighbours.Read(cmd.Flags(), "gateway@"+host+"/"+address)
 			if err != nil {
 				return exit.Usagef("%w", err)
 			}
@@ -56,7 +57,7 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 	policyFlags(f, true)
 	commonFlags(f)
 	backendFlags(f)
-	gossipFlags(f, "127.0.0.1:4786")
+	neighbours.Flags(f, "127.0.0.1:4786")
 	f.String("grpc-ca", "", `PEM file with the authority of agents' certificates, "system" for the system's: a request whose client left is aborted at its agent directly, too; without it at agents on this host alone`)
 	f.String("grpc-client-cert", "", "PEM file with the certificate that this gateway shows agents")
 	f.String("grpc-client-key", "", "PEM file with its key")
@@ -64,7 +65,7 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 }
 
 // runGateway wires a gateway to the fleet's broker and store, and runs it.
-func runGateway(ctx context.Context, opts *options, back *backends, gossips *gossipOptions, log *slog.Logger) error {
+func runGateway(ctx context.Context, opts *options, back *backends, gossips *neighbours.Options, log *slog.Logger) error {
 	ls, err := listenAll(
 		listenerFlag{"--listen", opts.listen}, listenerFlag{"--admin", opts.admin}, listenerFlag{"--metrics", opts.metrics})
 	if err != nil {
@@ -77,14 +78,14 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *gos
 		return err
 	}
 	self := func(now time.Time) fleet.Row {
-		return rules.Row(fleet.Row{Node: gossips.cfg.Name, Gateway: true, State: reason.OK, At: now})
+		return rules.Row(fleet.Row{Node: gossips.Gossip.Name, Gateway: true, State: reason.OK, At: now})
 	}
-	others, err := newNeighbours(gossips, self, nil, log, metrics)
+	others, err := neighbours.New(gossips, self, nil, log, metrics)
 	if err != nil {
 		return exit.Usagef("%w", err)
 	}
-	defer others.close()
-	again := &reloader{rules, others, opts.settings}
+	defer others.Close()
+	again := newReloader(rules, others, opts.settings)
 	agents, err := direct.New(opts.direct, log, metrics)
 	if err != nil {
 		return exit.Usagef("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)

@@ -13,12 +13,14 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/neighbours"
 	"penstock/cmd/penstock/show"
 	"penstock/config"
 )
@@ -59,15 +61,23 @@ func (r *reloadReport) err() error {
 // reloader reads again what may change while a process runs.
 type reloader struct {
 	policies *policies
-	keys     *neighbours // gossip's keys; nil = no gossip
-	settings *settings   // nil = not known
+	keys     *neighbours.Neighbours // gossip's keys; nil = no gossip
+	settings *settings              // nil = not known
+	read     atomic.Value           // fingerprint of gossip's key file
+}
+
+// newReloader is for a process that has just read its policy and keys.
+func newReloader(p *policies, keys *neighbours.Neighbours, s *settings) *reloader {
+	r := &reloader{policies: p, keys: keys, settings: s}
+	r.read.Store(fingerprint(keys.KeyFile()))
+	return r
 }
 
 // report reloads each part, whatever becomes of the others.
 func (r *reloader) report(ctx context.Context) *reloadReport {
 	report := &reloadReport{APIVersion: "penstock/v1", Parts: []outcome{r.policies.reload(ctx)}}
-	if r.keys != nil && r.keys.opts.cfg.KeyFile != "" {
-		report.Parts = append(report.Parts, r.keys.reload())
+	if r.keys.KeyFile() != "" {
+		report.Parts = append(report.Parts, r.gossipKeys())
 	}
 	report.Parts = append(report.Parts, r.settings.compare(report.err() == nil)...)
 	report.OK = report.err() == nil
@@ -99,16 +109,18 @@ func (p *policies) reload(ctx context.Context) outcome {
 	return outcome{"policy", applied, fmt.Sprintf("%s: %s, was %s", state.Source, cmp.Or(state.Hash, "none"), cmp.Or(old, "none"))}
 }
 
-func (n *neighbours) reload() outcome {
+// gossipKeys reads gossip's keys again.
+func (r *reloader) gossipKeys() outcome {
 	const name = "gossip-key-file"
-	now := fingerprint(n.opts.cfg.KeyFile)
-	if err := n.Reload(); err != nil {
+	file := r.keys.KeyFile()
+	now := fingerprint(file)
+	if err := r.keys.Reload(); err != nil {
 		return outcome{name, refused, err.Error()}
 	}
-	if n.read.Swap(now) == now {
-		return outcome{name, unchanged, n.opts.cfg.KeyFile}
+	if r.read.Swap(now) == now {
+		return outcome{name, unchanged, file}
 	}
-	return outcome{name, applied, n.opts.cfg.KeyFile}
+	return outcome{name, applied, file}
 }
 
 // readOnce are the flags of files that are read at the start alone.

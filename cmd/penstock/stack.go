@@ -66,7 +66,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.again = &reloader{policies: s.policies, settings: opts.settings}
+	s.again = newReloader(s.policies, nil, opts.settings)
 	bus := responsememory.New()
 	bounds := queuememory.DefaultConfig()
 	s.lanes, err = queuememory.New(bounds)

@@ -1,4 +1,4 @@
-package main
+package neighbours
 
 import (
 	"context"
@@ -19,10 +19,10 @@ import (
 
 // member runs neighbours until the test ends. It returns how many aborts of "gone"
 // arrived.
-func member(t *testing.T, name, keys string, agent bool, join ...string) (*neighbours, *atomic.Int32) {
+func member(t *testing.T, name, keys string, agent bool, join ...string) (*Neighbours, *atomic.Int32) {
 	t.Helper()
 	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
-	gossipFlags(f, "127.0.0.1:0")
+	Flags(f, "127.0.0.1:0")
 	args := []string{"--gossip-interval", "50ms"}
 	for _, address := range join {
 		args = append(args, "--join", address)
@@ -33,11 +33,11 @@ func member(t *testing.T, name, keys string, agent bool, join ...string) (*neigh
 	if err := f.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	opts, err := readGossip(f, name)
+	opts, err := Read(f, name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts.cfg.JoinEvery, opts.cfg.SyncEvery = 200*time.Millisecond, 500*time.Millisecond
+	opts.Gossip.JoinEvery, opts.Gossip.SyncEvery = 200*time.Millisecond, 500*time.Millisecond
 	var own func(time.Time) fleet.Row
 	if agent {
 		own = func(now time.Time) fleet.Row {
@@ -45,7 +45,7 @@ func member(t *testing.T, name, keys string, agent bool, join ...string) (*neigh
 		}
 	}
 	gone := new(atomic.Int32)
-	n, err := newNeighbours(opts, own, func(id, _ string) {
+	n, err := New(opts, own, func(id, _ string) {
 		if id == "gone" {
 			gone.Add(1)
 		}
@@ -88,8 +88,8 @@ func TestNeighbours(t *testing.T) {
 	b, goneB := member(t, "b", keys, true, seed)
 	g, _ := member(t, "g", keys, false, seed)
 	foreign, _ := member(t, "x", other, true, seed)
-	for _, n := range []*neighbours{a, b, g} {
-		within(t, 10*time.Second, "two fresh rows at "+n.opts.cfg.Name, func() bool {
+	for _, n := range []*Neighbours{a, b, g} {
+		within(t, 10*time.Second, "two fresh rows at "+n.opts.Gossip.Name, func() bool {
 			engines, rate, _ := fleet.Drain(n.Rows(), "m", time.Now())
 			return engines == 2 && rate == 20
 		})
@@ -140,15 +140,15 @@ func TestTooManyNeighbours(t *testing.T) {
 
 func TestNoGossip(t *testing.T) {
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	gossipFlags(f, "127.0.0.1:4783")
+	Flags(f, "127.0.0.1:4783")
 	if err := f.Parse([]string{"--gossip", ""}); err != nil {
 		t.Fatal(err)
 	}
-	opts, err := readGossip(f, "a")
+	opts, err := Read(f, "a")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := newNeighbours(opts, nil, nil, nil, nil)
+	n, err := New(opts, nil, nil, nil, nil)
 	if n != nil || err != nil {
 		t.Fatalf("newNeighbours without an address: %v, %v", n, err)
 	}
@@ -159,7 +159,7 @@ func TestNoGossip(t *testing.T) {
 	if err := f.Parse([]string{"--join", "b:4783"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readGossip(f, "a"); err == nil || !strings.Contains(err.Error(), "--gossip") {
+	if _, err := Read(f, "a"); err == nil || !strings.Contains(err.Error(), "--gossip") {
 		t.Errorf("--join without --gossip: %v, want an error that names --gossip", err)
 	}
 }
@@ -167,16 +167,16 @@ func TestNoGossip(t *testing.T) {
 // FuzzNeighboursMerge: whatever another member says is taken or refused.
 func FuzzNeighboursMerge(f *testing.F) {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-	gossipFlags(flags, "127.0.0.1:0")
-	opts, err := readGossip(flags, "a")
+	Flags(flags, "127.0.0.1:0")
+	opts, err := Read(flags, "a")
 	if err != nil {
 		f.Fatal(err)
 	}
-	n, err := newNeighbours(opts, func(now time.Time) fleet.Row { return fleet.Row{At: now} }, func(string, string) {}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	n, err := New(opts, func(now time.Time) fleet.Row { return fleet.Row{At: now} }, func(string, string) {}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Cleanup(n.close)
+	f.Cleanup(n.Close)
 	n.table.Own(time.Now(), fleet.Row{Node: "a", At: time.Now()})
 	n.Abort("id")
 	state, err := n.MarshalBinary()

@@ -1,6 +1,6 @@
 //go:build e2e
 
-package main
+package neighbours
 
 import (
 	"bytes"
@@ -33,7 +33,7 @@ func TestRealHundred(t *testing.T) {
 	}
 	reg := prometheus.NewRegistry()
 	var (
-		all  []*neighbours
+		all  []*Neighbours
 		seed string
 		run  sync.WaitGroup
 	)
@@ -60,10 +60,10 @@ func TestRealHundred(t *testing.T) {
 		})
 		// One after the other: a hundred that join at once are more than a core or two can
 		// do in the second that a probe waits, and members that are missed make more work.
-		within(t, 10*time.Second, n.opts.cfg.Name+" is a member", func() bool { return len(all[0].gossip.Members()) == i+1 })
+		within(t, 10*time.Second, n.opts.Gossip.Name+" is a member", func() bool { return len(all[0].gossip.Members()) == i+1 })
 	}
 	within(t, 60*time.Second, "every row at everybody", func() bool {
-		return !slices.ContainsFunc(all, func(n *neighbours) bool {
+		return !slices.ContainsFunc(all, func(n *Neighbours) bool {
 			engines, _, _ := fleet.Drain(n.Rows(), "m", time.Now())
 			return engines < size
 		})
@@ -93,10 +93,10 @@ func TestRealHundred(t *testing.T) {
 }
 
 // scaled is an agent's neighbours with the defaults of its flags.
-func scaled(t *testing.T, name, keys, seed string, reg prometheus.Registerer) *neighbours {
+func scaled(t *testing.T, name, keys, seed string, reg prometheus.Registerer) *Neighbours {
 	t.Helper()
 	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
-	gossipFlags(f, "127.0.0.1:0")
+	Flags(f, "127.0.0.1:0")
 	args := []string{"--gossip-key-file", keys}
 	if seed != "" {
 		args = append(args, "--join", seed)
@@ -104,14 +104,14 @@ func scaled(t *testing.T, name, keys, seed string, reg prometheus.Registerer) *n
 	if err := f.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	opts, err := readGossip(f, name)
+	opts, err := Read(f, name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	own := func(now time.Time) fleet.Row {
 		return fleet.Row{Node: name, Models: fleet.Models("m"), State: reason.OK, Freeness: 1000, At: now}
 	}
-	n, err := newNeighbours(opts, own, func(string, string) {}, slog.New(slog.DiscardHandler), reg)
+	n, err := New(opts, own, func(string, string) {}, slog.New(slog.DiscardHandler), reg)
 	if err != nil {
 		t.Fatal(err)
 	}

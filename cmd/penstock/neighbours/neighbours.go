@@ -1,4 +1,6 @@
-package main
+// Package neighbours is the fleet as gossip shows it to an agent or a gateway: the rows
+// of all engines, which gateway goes by which policy, and the aborts that travel.
+package neighbours
 
 import (
 	"cmp"
@@ -26,7 +28,7 @@ import (
 const (
 	// rowsEvery is how old a snapshot of the rows may be: gateways look per request.
 	rowsEvery = 20 * time.Millisecond
-	// sendEvery bounds --gossip-interval.
+	// sendLeast and sendMost bound --gossip-interval.
 	sendLeast, sendMost = 50 * time.Millisecond, time.Second
 	// gatewayEvery is how often a gateway says which policy it goes by.
 	gatewayEvery = 2 * time.Second
@@ -34,14 +36,15 @@ const (
 	mostEngines = 100
 )
 
-// gossipOptions are the flags of gossipFlags, checked.
-type gossipOptions struct {
-	address  string
-	interval time.Duration
-	cfg      gossip.Config
+// Options are the flags of Flags, checked.
+type Options struct {
+	Address  string // HOST:PORT of gossip, "" for none
+	Gossip   gossip.Config
+	interval time.Duration // an agent sends its row so often; sendLeast to sendMost
 }
 
-func gossipFlags(f *pflag.FlagSet, address string) {
+// Flags adds gossip's flags to those of an agent or a gateway; address is the default.
+func Flags(f *pflag.FlagSet, address string) {
 	f.String("gossip", address, `address of gossip, TCP and UDP; "" for none`)
 	f.String("gossip-advertise", "", "IP[:PORT] that other members reach this one at (default: --gossip's, or the default route's)")
 	f.StringSlice("join", nil, "HOST:PORT of members to join, such as a DNS name that stands for all agents")
@@ -51,31 +54,33 @@ func gossipFlags(f *pflag.FlagSet, address string) {
 	f.Duration("gossip-interval", 200*time.Millisecond, "how often an agent sends its engine's row")
 }
 
-func readGossip(f *pflag.FlagSet, name string) (*gossipOptions, error) {
+// Read reads the flags of Flags for the member name. An error names the flag, its value
+// and the fix.
+func Read(f *pflag.FlagSet, name string) (*Options, error) {
 	text := func(name string) string { v, _ := f.GetString(name); return v }
-	o := &gossipOptions{address: text("gossip"), cfg: gossip.DefaultConfig()}
+	o := &Options{Address: text("gossip"), Gossip: gossip.DefaultConfig()}
 	o.interval, _ = f.GetDuration("gossip-interval")
 	if o.interval < sendLeast || o.interval > sendMost {
 		return nil, fmt.Errorf("--gossip-interval %v: want %v to %v", o.interval, sendLeast, sendMost)
 	}
-	o.cfg.Name, o.cfg.Label, o.cfg.KeyFile, o.cfg.Advertise = name, text("gossip-label"), text("gossip-key-file"), text("gossip-advertise")
-	o.cfg.Join, _ = f.GetStringSlice("join")
-	o.cfg.CIDRs, _ = f.GetStringSlice("gossip-cidr")
-	if o.address == "" {
-		if len(o.cfg.Join) > 0 {
-			return nil, fmt.Errorf("--join %q needs --gossip HOST:PORT", o.cfg.Join)
+	o.Gossip.Name, o.Gossip.Label, o.Gossip.KeyFile, o.Gossip.Advertise = name, text("gossip-label"), text("gossip-key-file"), text("gossip-advertise")
+	o.Gossip.Join, _ = f.GetStringSlice("join")
+	o.Gossip.CIDRs, _ = f.GetStringSlice("gossip-cidr")
+	if o.Address == "" {
+		if len(o.Gossip.Join) > 0 {
+			return nil, fmt.Errorf("--join %q needs --gossip HOST:PORT", o.Gossip.Join)
 		}
 		return o, nil
 	}
-	return o, o.cfg.Validate()
+	return o, o.Gossip.Validate()
 }
 
-// host is where gossip says that others reach this process; "" without gossip.
-func (o *gossipOptions) host() string {
-	if o.address == "" {
+// Host is where gossip says that others reach this process; "" without gossip.
+func (o *Options) Host() string {
+	if o.Address == "" {
 		return ""
 	}
-	for _, at := range []string{o.cfg.Advertise, o.address} {
+	for _, at := range []string{o.Gossip.Advertise, o.Address} {
 		if host, _, err := net.SplitHostPort(at); err == nil {
 			return cmp.Or(host, "0.0.0.0")
 		} else if at != "" { // an IP without a port
@@ -85,16 +90,15 @@ func (o *gossipOptions) host() string {
 	return ""
 }
 
-// neighbours is the fleet as gossip shows it: the rows of all engines, and the aborts
-// that travel. It translates between gossip's bytes, fleet's table and abort's router.
-type neighbours struct {
-	opts   *gossipOptions
+// Neighbours is the fleet as gossip shows it. All of it works on nil, which is a process
+// without gossip. It translates between gossip's bytes, fleet's table and abort's router.
+type Neighbours struct {
+	opts   *Options
 	log    *slog.Logger
 	gossip *gossip.Gossip
 	listen *gossip.Listener
 	router *abort.Router
 	keys   atomic.Pointer[abort.Keys]
-	read   atomic.Value             // fingerprint of the key file
 	cancel func(id, attempt string) // an abort arrived
 	own    func(now time.Time) fleet.Row
 
@@ -113,37 +117,37 @@ type snapshot struct {
 	rows, gateways []fleet.Row
 }
 
-// newNeighbours opens the gossip address; nil where there is none. own is the row of
-// this process's engine, or of a gateway; nil for who has none. cancel stops a request that runs here.
-func newNeighbours(opts *gossipOptions, own func(time.Time) fleet.Row, cancel func(id, attempt string), log *slog.Logger, metrics prometheus.Registerer) (*neighbours, error) {
-	if opts.address == "" {
+// New opens the gossip address; nil where there is none. own is the row of this
+// process's engine, or of a gateway; nil for who has none. cancel stops a request that
+// runs here.
+func New(opts *Options, own func(time.Time) fleet.Row, cancel func(id, attempt string), log *slog.Logger, metrics prometheus.Registerer) (*Neighbours, error) {
+	if opts.Address == "" {
 		return nil, nil
 	}
-	n := &neighbours{opts: opts, log: log, own: own, cancel: cancel, router: abort.NewRouter(opts.cfg.Name)}
+	n := &Neighbours{opts: opts, log: log, own: own, cancel: cancel, router: abort.NewRouter(opts.Gossip.Name)}
 	owner := uint64(0)
 	if own != nil {
-		owner = fleet.ID(opts.cfg.Name)
+		owner = fleet.ID(opts.Gossip.Name)
 	}
 	n.table = fleet.NewTable(owner, uint64(time.Now().UnixMilli()))
 	n.metrics(metrics)
 	if err := n.readKeys(); err != nil {
 		return nil, fmt.Errorf("--gossip-key-file: %w", err)
 	}
-	n.read.Store(fingerprint(opts.cfg.KeyFile))
 	var err error
-	if n.gossip, err = gossip.New(opts.cfg, n, n.receive, log, metrics); err != nil {
+	if n.gossip, err = gossip.New(opts.Gossip, n, n.receive, log, metrics); err != nil {
 		return nil, err
 	}
-	if n.listen, err = gossip.Listen(opts.address); err != nil {
+	if n.listen, err = gossip.Listen(opts.Address); err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, exit.Usagef("--gossip %s is in use by another process: choose another address with --gossip", opts.address)
+			return nil, exit.Usagef("--gossip %s is in use by another process: choose another address with --gossip", opts.Address)
 		}
-		return nil, exit.Usagef("--gossip %s: %w", opts.address, err)
+		return nil, exit.Usagef("--gossip %s: %w", opts.Address, err)
 	}
 	return n, nil
 }
 
-func (n *neighbours) metrics(reg prometheus.Registerer) {
+func (n *Neighbours) metrics(reg prometheus.Registerer) {
 	n.rows = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_gossip_rows_total", Help: "Rows heard, by what became of them."}, []string{"outcome"})
 	n.aborts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_gossip_aborts_total", Help: "Aborts heard by gossip, by what became of them."}, []string{"outcome"})
 	for _, outcome := range []string{"taken", "refused"} {
@@ -165,11 +169,11 @@ func (n *neighbours) metrics(reg prometheus.Registerer) {
 }
 
 // readKeys derives the abort messages' keys from the gossip keys.
-func (n *neighbours) readKeys() error {
+func (n *Neighbours) readKeys() error {
 	var secrets [][]byte
-	if n.opts.cfg.KeyFile != "" {
+	if n.opts.Gossip.KeyFile != "" {
 		var err error
-		if secrets, err = gossip.ReadKeys(n.opts.cfg.KeyFile); err != nil {
+		if secrets, err = gossip.ReadKeys(n.opts.Gossip.KeyFile); err != nil {
 			return err
 		}
 	}
@@ -181,7 +185,7 @@ func (n *neighbours) readKeys() error {
 }
 
 // Reload reads the key file again; after an error the keys are the old ones.
-func (n *neighbours) Reload() error {
+func (n *Neighbours) Reload() error {
 	if n == nil {
 		return nil
 	}
@@ -191,9 +195,17 @@ func (n *neighbours) Reload() error {
 	return n.readKeys()
 }
 
+// KeyFile is the file of gossip's keys; "" = none, or no gossip.
+func (n *Neighbours) KeyFile() string {
+	if n == nil {
+		return ""
+	}
+	return n.opts.Gossip.KeyFile
+}
+
 // Run gossips until ctx ends; an agent sends its row every interval, a gateway now and
 // then.
-func (n *neighbours) Run(ctx context.Context) error {
+func (n *Neighbours) Run(ctx context.Context) error {
 	if n == nil {
 		<-ctx.Done()
 		return nil
@@ -209,7 +221,7 @@ func (n *neighbours) Run(ctx context.Context) error {
 // send starts whenever the process did: rows that all nodes send at whole intervals of
 // the clock would wake each node once for all of them, and measured on a busy machine
 // they come up to seconds late.
-func (n *neighbours) send(ctx context.Context) {
+func (n *Neighbours) send(ctx context.Context) {
 	every := n.opts.interval
 	if n.own(time.Now()).Gateway {
 		every = gatewayEvery
@@ -232,8 +244,8 @@ func (n *neighbours) send(ctx context.Context) {
 	}
 }
 
-// close is for neighbours that never run: Run closes the listener too.
-func (n *neighbours) close() {
+// Close is for neighbours that never run: Run closes the listener too.
+func (n *Neighbours) Close() {
 	if n != nil {
 		_ = n.listen.Close()
 	}
@@ -241,7 +253,7 @@ func (n *neighbours) close() {
 
 // Rows are all engines heard of in the last minute, the own one too. The caller
 // changes nothing in it.
-func (n *neighbours) Rows() []fleet.Row {
+func (n *Neighbours) Rows() []fleet.Row {
 	if n == nil {
 		return nil
 	}
@@ -249,14 +261,14 @@ func (n *neighbours) Rows() []fleet.Row {
 }
 
 // Gateways are the rows of gateways, as Rows are of engines.
-func (n *neighbours) Gateways() []fleet.Row {
+func (n *Neighbours) Gateways() []fleet.Row {
 	if n == nil {
 		return nil
 	}
 	return n.look().gateways
 }
 
-func (n *neighbours) look() *snapshot {
+func (n *Neighbours) look() *snapshot {
 	now := time.Now()
 	if s := n.seen.Load(); s != nil && now.Sub(s.at) < rowsEvery {
 		return s
@@ -279,7 +291,7 @@ func (n *neighbours) look() *snapshot {
 
 // warn says once that the fleet is larger than what was measured. Rows of engines that
 // are gone are no engines.
-func (n *neighbours) warn(s *snapshot) {
+func (n *Neighbours) warn(s *snapshot) {
 	engines := 0
 	for i := range s.rows {
 		if s.at.Sub(s.rows[i].At) <= fleet.StaleAfter {
@@ -294,7 +306,7 @@ func (n *neighbours) warn(s *snapshot) {
 
 // Abort tells all agents that a request is over. It never waits: the record's cancel
 // is the truth, this is only faster.
-func (n *neighbours) Abort(id string) {
+func (n *Neighbours) Abort(id string) {
 	if n == nil {
 		return
 	}
@@ -310,10 +322,10 @@ func (n *neighbours) Abort(id string) {
 }
 
 // receive takes what another member sent.
-func (n *neighbours) receive(msg []byte) { _ = n.take(time.Now(), msg) }
+func (n *Neighbours) receive(msg []byte) { _ = n.take(time.Now(), msg) }
 
 // take takes one row, table or abort. Gossip tells aborts on by itself.
-func (n *neighbours) take(now time.Time, msg []byte) error {
+func (n *Neighbours) take(now time.Time, msg []byte) error {
 	if len(msg) > 0 && msg[0] == abort.Kind {
 		m, err := abort.Parse(msg, *n.keys.Load())
 		if err != nil {
@@ -350,7 +362,7 @@ func (n *neighbours) take(now time.Time, msg []byte) error {
 
 // MarshalBinary is the whole state for who joins: frames of 4 bytes of length and a
 // table or an abort.
-func (n *neighbours) MarshalBinary() ([]byte, error) {
+func (n *Neighbours) MarshalBinary() ([]byte, error) {
 	now := time.Now()
 	frame := func(state []byte, add func([]byte) []byte) []byte {
 		at := len(state)
@@ -373,7 +385,7 @@ func (n *neighbours) MarshalBinary() ([]byte, error) {
 }
 
 // Merge takes another's whole state: what can be read of it, and the first error.
-func (n *neighbours) Merge(state []byte) (first error) {
+func (n *Neighbours) Merge(state []byte) (first error) {
 	now := time.Now()
 	for len(state) > 0 {
 		if len(state) < 4 || uint64(len(state)-4) < uint64(binary.BigEndian.Uint32(state)) {

@@ -1,4 +1,4 @@
-package main
+package neighbours
 
 import (
 	"context"
@@ -18,18 +18,18 @@ import (
 func TestGatewaysGossip(t *testing.T) {
 	a, _ := member(t, "a", "", true)
 	f := pflag.NewFlagSet("g", pflag.ContinueOnError)
-	gossipFlags(f, "127.0.0.1:0")
+	Flags(f, "127.0.0.1:0")
 	if err := f.Parse([]string{"--join", a.listen.Addr().String()}); err != nil {
 		t.Fatal(err)
 	}
-	opts, err := readGossip(f, "gateway@g")
+	opts, err := Read(f, "gateway@g")
 	if err != nil {
 		t.Fatal(err)
 	}
 	self := func(now time.Time) fleet.Row {
 		return fleet.Row{Node: "gateway@g", Gateway: true, State: reason.OK, Policy: 0xa1b2c3d4, At: now}
 	}
-	g, err := newNeighbours(opts, self, nil, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	g, err := New(opts, self, nil, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
