@@ -120,6 +120,7 @@ var allowed = map[string][]string{
 
 	"cmd/penstock/exit":       {},
 	"cmd/penstock/neighbours": {"cmd/penstock/exit", "abort", "fleet", "gossip"},
+	"cmd/penstock/reload":     {"cmd/penstock/exit", "cmd/penstock/show"},
 	"cmd/penstock/show":       {"cmd/penstock/exit"},
 	"cmd/penstock/status":     {"cmd/penstock/exit", "cmd/penstock/show", "fleet", "proto/penstock/v1"},
 

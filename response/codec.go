@@ -66,6 +66,12 @@ func (e *Event) Check() error {
 	return nil
 }
 
+// Terminal encodes the event of a request that the record store ends by itself: its
+// attempt failed, and why. A registry's Config takes it.
+func Terminal(id, attempt string, why reason.Reason) []byte {
+	return Append(nil, &Event{ID: id, Attempt: attempt, Seq: 1, Kind: Failed, Reason: why})
+}
+
 // Append appends the encoded form of e to dst. It does not allocate when dst has
 // room. Fields that do not travel with e's kind are left out, negative numbers
 // become 0, numbers past their width and texts past MaxText are cut; a caller

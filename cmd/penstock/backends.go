@@ -18,7 +18,6 @@ import (
 
 	policyredis "penstock/policy/source/redis"
 	"penstock/queue/rocketmq"
-	"penstock/reason"
 	registryredis "penstock/registry/redis"
 	"penstock/response"
 	responseredis "penstock/response/redis"
@@ -69,7 +68,7 @@ func backendOptions(f *pflag.FlagSet) (*backends, error) {
 	}
 	b.registry.Live = response.IncarnationKey
 	b.registry.Mailbox = b.response.MaxLen
-	b.registry.Terminal = terminal
+	b.registry.Terminal = response.Terminal
 	if err := b.rocketmq.Validate(); err != nil {
 		return nil, err
 	}
@@ -128,11 +127,6 @@ func redacted(address string) string {
 		return u.Redacted()
 	}
 	return address
-}
-
-// terminal encodes the event of a request that the record store ends itself.
-func terminal(id, attempt string, why reason.Reason) []byte {
-	return response.Append(nil, &response.Event{ID: id, Attempt: attempt, Seq: 1, Kind: response.Failed, Reason: why})
 }
 
 // newMetrics is a registry with the process's own metrics.

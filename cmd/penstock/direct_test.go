@@ -22,6 +22,7 @@ import (
 	"penstock/lane"
 	queuememory "penstock/queue/memory"
 	registrymemory "penstock/registry/memory"
+	"penstock/response"
 	responsememory "penstock/response/memory"
 	"penstock/vllm/vllmtest"
 )
@@ -38,7 +39,7 @@ func TestDirectAbort(t *testing.T) {
 		t.Fatal(err)
 	}
 	stored := registrymemory.DefaultConfig()
-	stored.Terminal = terminal
+	stored.Terminal = response.Terminal
 	records, err := registrymemory.New(stored, bus.Append, func(string, string, string) {})
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"penstock/reason"
 	"penstock/registry"
 	registryredis "penstock/registry/redis"
+	"penstock/response"
 	responsememory "penstock/response/memory"
 )
 
@@ -29,7 +30,7 @@ import (
 func TestNoRedis(t *testing.T) {
 	redis := miniredis.RunT(t)
 	cfg := registryredis.DefaultConfig()
-	cfg.Addr, cfg.Terminal, cfg.ConfirmWait = redis.Addr(), terminal, 0
+	cfg.Addr, cfg.Terminal, cfg.ConfirmWait = redis.Addr(), response.Terminal, 0
 	records, err := registryredis.New(cfg, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)

@@ -1,18 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -21,42 +14,10 @@ import (
 
 	"penstock/cmd/penstock/exit"
 	"penstock/cmd/penstock/neighbours"
+	"penstock/cmd/penstock/reload"
 	"penstock/cmd/penstock/show"
 	"penstock/config"
 )
-
-// What a reload made of a part or setting.
-const (
-	applied      = "applied"
-	unchanged    = "unchanged"
-	needsRestart = "needs restart"
-	refused      = "refused"
-)
-
-// outcome is what a reload made of one part, or of one setting by its flag's name.
-type outcome struct {
-	Part   string `json:"part"`
-	Result string `json:"result"`
-	Detail string `json:"detail"`
-}
-
-// reloadReport is the answer of POST /reload.
-type reloadReport struct {
-	APIVersion string    `json:"apiVersion"`
-	OK         bool      `json:"ok"`
-	Parts      []outcome `json:"parts"`
-}
-
-// err is what was refused; nil = nothing.
-func (r *reloadReport) err() error {
-	var all []error
-	for _, p := range r.Parts {
-		if p.Result == refused {
-			all = append(all, errors.New(p.Detail))
-		}
-	}
-	return errors.Join(all...)
-}
 
 // reloader reads again what may change while a process runs.
 type reloader struct {
@@ -74,18 +35,18 @@ func newReloader(p *policies, keys *neighbours.Neighbours, s *settings) *reloade
 }
 
 // report reloads each part, whatever becomes of the others.
-func (r *reloader) report(ctx context.Context) *reloadReport {
-	report := &reloadReport{APIVersion: "penstock/v1", Parts: []outcome{r.policies.reload(ctx)}}
+func (r *reloader) report(ctx context.Context) *reload.Report {
+	report := &reload.Report{APIVersion: "penstock/v1", Parts: []reload.Outcome{r.policies.reload(ctx)}}
 	if r.keys.KeyFile() != "" {
 		report.Parts = append(report.Parts, r.gossipKeys())
 	}
-	report.Parts = append(report.Parts, r.settings.compare(report.err() == nil)...)
-	report.OK = report.err() == nil
+	report.Parts = append(report.Parts, r.settings.compare(report.Err() == nil)...)
+	report.OK = report.Err() == nil
 	return report
 }
 
 // Reload is report for SIGHUP.
-func (r *reloader) Reload() error { return r.report(context.Background()).err() }
+func (r *reloader) Reload() error { return r.report(context.Background()).Err() }
 
 // page is report for the admin listener.
 func (r *reloader) page(ctx context.Context) (any, bool) {
@@ -93,34 +54,34 @@ func (r *reloader) page(ctx context.Context) (any, bool) {
 	return report, report.OK
 }
 
-func (p *policies) reload(ctx context.Context) outcome {
+func (p *policies) reload(ctx context.Context) reload.Outcome {
 	if p.source == nil {
-		return outcome{"policy", unchanged, "by flags"}
+		return reload.Outcome{Part: "policy", Result: reload.Unchanged, Detail: "by flags"}
 	}
 	old := p.Current().Hash
 	changed, err := p.source.Reload(ctx)
 	state := p.State()
 	switch {
 	case err != nil:
-		return outcome{"policy", refused, err.Error()}
+		return reload.Outcome{Part: "policy", Result: reload.Refused, Detail: err.Error()}
 	case !changed:
-		return outcome{"policy", unchanged, fmt.Sprintf("%s: %s", state.Source, cmp.Or(state.Hash, "none"))}
+		return reload.Outcome{Part: "policy", Result: reload.Unchanged, Detail: fmt.Sprintf("%s: %s", state.Source, cmp.Or(state.Hash, "none"))}
 	}
-	return outcome{"policy", applied, fmt.Sprintf("%s: %s, was %s", state.Source, cmp.Or(state.Hash, "none"), cmp.Or(old, "none"))}
+	return reload.Outcome{Part: "policy", Result: reload.Applied, Detail: fmt.Sprintf("%s: %s, was %s", state.Source, cmp.Or(state.Hash, "none"), cmp.Or(old, "none"))}
 }
 
 // gossipKeys reads gossip's keys again.
-func (r *reloader) gossipKeys() outcome {
+func (r *reloader) gossipKeys() reload.Outcome {
 	const name = "gossip-key-file"
 	file := r.keys.KeyFile()
 	now := fingerprint(file)
 	if err := r.keys.Reload(); err != nil {
-		return outcome{name, refused, err.Error()}
+		return reload.Outcome{Part: name, Result: reload.Refused, Detail: err.Error()}
 	}
 	if r.read.Swap(now) == now {
-		return outcome{name, unchanged, file}
+		return reload.Outcome{Part: name, Result: reload.Unchanged, Detail: file}
 	}
-	return outcome{name, applied, file}
+	return reload.Outcome{Part: name, Result: reload.Applied, Detail: file}
 }
 
 // readOnce are the flags of files that are read at the start alone.
@@ -160,7 +121,7 @@ func fingerprint(path string) string {
 // compare reads the configuration file again, as a start with the same command line
 // would, and says what would be another then. check: whether that start would succeed,
 // too; where the policy is wrong, that is known.
-func (s *settings) compare(check bool) []outcome {
+func (s *settings) compare(check bool) []reload.Outcome {
 	if s == nil {
 		return nil
 	}
@@ -182,21 +143,21 @@ func (s *settings) compare(check bool) []outcome {
 		_, err = readOptions(fresh)
 	}
 	if err != nil {
-		return []outcome{{"settings", refused, err.Error()}}
+		return []reload.Outcome{{Part: "settings", Result: reload.Refused, Detail: err.Error()}}
 	}
-	var all []outcome
+	var all []reload.Outcome
 	fresh.VisitAll(func(f *pflag.Flag) {
 		if was := s.flags.Lookup(f.Name); was != nil && !config.NotASetting(f.Name) && was.Value.String() != f.Value.String() {
-			all = append(all, outcome{f.Name, needsRestart, fmt.Sprintf("%s (%s), was %s", redacted(f.Value.String()), origins[f.Name], redacted(was.Value.String()))})
+			all = append(all, reload.Outcome{Part: f.Name, Result: reload.NeedsRestart, Detail: fmt.Sprintf("%s (%s), was %s", redacted(f.Value.String()), origins[f.Name], redacted(was.Value.String()))})
 		}
 	})
 	for _, name := range readOnce {
 		if path, _ := s.flags.GetString(name); path != "" && s.files[name] != fingerprint(path) {
-			all = append(all, outcome{name, needsRestart, path + " has changed"})
+			all = append(all, reload.Outcome{Part: name, Result: reload.NeedsRestart, Detail: path + " has changed"})
 		}
 	}
 	if len(all) == 0 {
-		all = append(all, outcome{"settings", unchanged, cmp.Or(file, "no configuration file")})
+		all = append(all, reload.Outcome{Part: "settings", Result: reload.Unchanged, Detail: cmp.Or(file, "no configuration file")})
 	}
 	return all
 }
@@ -226,55 +187,14 @@ Exit code 1 if something was refused, 4 if nobody answers at --admin.`,
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), reloadWithin)
 			defer cancel()
-			report, err := askReload(ctx, admin)
+			report, err := reload.Ask(ctx, admin)
 			if err != nil {
 				return err
 			}
-			return writeReload(cmd.OutOrStdout(), report, output)
+			return reload.Write(cmd.OutOrStdout(), report, output)
 		},
 	}
 	cmd.Flags().StringVar(&admin, "admin", "127.0.0.1:4782", "admin address of the process; a gateway's is 127.0.0.1:4785")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
-}
-
-func askReload(ctx context.Context, address string) (*reloadReport, error) {
-	if _, _, err := net.SplitHostPort(address); err != nil {
-		return nil, exit.Usagef("--admin %q: want HOST:PORT", address)
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/reload", nil)
-	if err != nil {
-		return nil, exit.Usagef("--admin %q: %w", address, err)
-	}
-	transport := &http.Transport{}
-	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport}).Do(req)
-	if err != nil {
-		return nil, exit.With(exit.Unreachable, fmt.Errorf("nobody answers at %s: %w. Name another with --admin HOST:PORT; a gateway's is 127.0.0.1:4785", address, err))
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return nil, err
-	}
-	report := &reloadReport{}
-	if err := json.NewDecoder(bytes.NewReader(body)).Decode(report); err != nil || len(report.Parts) == 0 {
-		return nil, fmt.Errorf("%s answers %s and is no admin listener of this version, or one for all interfaces: name another with --admin", address, resp.Status)
-	}
-	return report, nil
-}
-
-func writeReload(w io.Writer, report *reloadReport, output string) error {
-	if output == "json" {
-		if err := show.JSON(w, report); err != nil {
-			return err
-		}
-		return report.err()
-	}
-	t := show.Table(w, "PART", "RESULT", "DETAIL")
-	for _, p := range report.Parts {
-		line, _, _ := strings.Cut(p.Detail, "\n") // whole in the error
-		show.Row(t, p.Part, p.Result, line)
-	}
-	return errors.Join(t.Flush(), report.err())
 }

@@ -26,6 +26,7 @@ import (
 	queuememory "penstock/queue/memory"
 	"penstock/registry"
 	registrymemory "penstock/registry/memory"
+	"penstock/response"
 	responsememory "penstock/response/memory"
 )
 
@@ -74,7 +75,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	records := registrymemory.DefaultConfig()
-	records.Terminal, records.Rank, records.Pace, records.Bounds = terminal, s.policies.Rank, s.policies.Pace, s.policies.Bounds
+	records.Terminal, records.Rank, records.Pace, records.Bounds = response.Terminal, s.policies.Rank, s.policies.Pace, s.policies.Bounds
 	s.records, err = registrymemory.New(records, bus.Append, s.cancel)
 	if err != nil {
 		return nil, err
