@@ -118,7 +118,11 @@ var allowed = map[string][]string{
 	"doctor":       {"queue/rocketmq/proxy", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},
 
-	"cmd/penstock/exit":       {},
+	"cmd/penstock/exit": {},
+	"cmd/penstock/flags": {
+		"cmd/penstock/exit", "cmd/penstock/reload", "agent/control", "config", "gateway", "gateway/direct", "policy", "policy/apikey",
+		"policy/source/nacos", "policy/source/redis", "queue/rocketmq", "registry/redis", "response", "response/redis", "scheduler",
+	},
 	"cmd/penstock/neighbours": {"cmd/penstock/exit", "abort", "fleet", "gossip"},
 	"cmd/penstock/reload":     {"cmd/penstock/exit", "cmd/penstock/show"},
 	"cmd/penstock/show":       {"cmd/penstock/exit"},

@@ -18,6 +18,7 @@ import (
 	"penstock/agent/control"
 	"penstock/agent/health"
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/neighbours"
 	"penstock/fleet"
 	"penstock/lane"
@@ -39,11 +40,11 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 		Example: `  penstock agent --engine http://127.0.0.1:8000 --rocketmq broker:8081 --redis redis:6379
   penstock agent --engine unix:///run/vllm.sock --node gpu7 --pool a100 --rocketmq broker:8081 --redis redis:6379`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts, err := prepare(cmd.Flags(), newAgent)
+			opts, err := flags.Load(cmd.Flags(), newAgent)
 			if err != nil {
 				return err
 			}
-			back, err := backendOptions(cmd.Flags())
+			back, err := flags.ReadBackends(cmd.Flags())
 			if err != nil {
 				return exit.Usagef("%w", err)
 			}
@@ -52,27 +53,27 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 				return exit.Usagef("--engine %q: want the engine's URL, such as http://127.0.0.1:8000 or unix:///run/vllm.sock", text("engine"))
 			}
 			cfg := agent.DefaultConfig()
-			cfg.Node, cfg.Pool, cfg.GRPC, cfg.Grace = text("node"), text("pool"), text("grpc-advertise"), opts.grace
+			cfg.Node, cfg.Pool, cfg.GRPC, cfg.Grace = text("node"), text("pool"), text("grpc-advertise"), opts.Grace
 			if cfg.Node == "" {
 				if cfg.Node, err = os.Hostname(); err != nil {
 					return exit.Usagef("--node is not set and the host has no name: %w", err)
 				}
 			}
 			cfg.SetEngine(text("engine"))
-			cfg.Scheduler.Law = opts.law
+			cfg.Scheduler.Law = opts.Law
 			cfg.NVML.Path = text("nvml")
 			if gpus := text("gpus"); gpus != "" {
 				cfg.NVML.GPUs = strings.Split(gpus, ",")
 			}
-			cfg.Engine.APIKey = opts.engineKey
+			cfg.Engine.APIKey = opts.EngineKey
 			others, err := neighbours.Read(cmd.Flags(), cfg.Node)
 			if err != nil {
 				return exit.Usagef("%w", err)
 			}
-			if host, port, err := net.SplitHostPort(cfg.GRPC); cfg.GRPC != "" && (err != nil || port == "" || unspecified(host)) {
+			if host, port, err := net.SplitHostPort(cfg.GRPC); cfg.GRPC != "" && (err != nil || port == "" || flags.Unspecified(host)) {
 				return exit.Usagef("--grpc-advertise %q: want HOST:PORT that others reach --grpc at", cfg.GRPC)
 			}
-			return runAgent(cmd.Context(), opts, cfg, back, others, newLogger(cmd.ErrOrStderr(), opts))
+			return runAgent(cmd.Context(), opts, cfg, back, others, flags.NewLogger(cmd.ErrOrStderr(), opts))
 		},
 	}
 	f := cmd.Flags()
@@ -82,23 +83,23 @@ says so in /readyz, gRPC health and the log, and comes up when they do.`,
 	f.String("nvml", nvml.Auto, `GPU helper: "auto" looks for penstock-nvml beside this program and in PATH, "off", or its path`)
 	f.String("gpus", "", "GPUs of this engine, indices or UUIDs, such as 0,1 (default: $CUDA_VISIBLE_DEVICES, else all of the host)")
 	f.String("pool", "", "hardware class of this engine; lanes that ask for another are left alone")
-	grpcFlags(f)
-	lawFlag(f)
-	tiersFlag(f)
-	policyFlags(f, true)
+	flags.AddGRPC(f)
+	flags.AddLaw(f)
+	flags.AddTiers(f)
+	flags.AddPolicy(f, true)
 	f.String("grpc-advertise", "", "HOST:PORT of --grpc in the engine directory, for gateways and penstock drain (default: --grpc; where that is all interfaces, the address that gossip advertises, else the default route's; none where only gossip leaves this host)")
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4784", "address of metrics and probes only, for all interfaces")
-	commonFlags(f)
-	backendFlags(f)
+	flags.AddCommon(f)
+	flags.AddBackends(f)
 	neighbours.Flags(f, "127.0.0.1:4783")
 	return cmd
 }
 
 // runAgent wires an agent to the fleet's broker and store, and runs it.
-func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backends, gossips *neighbours.Options, log *slog.Logger) error {
+func runAgent(ctx context.Context, opts *flags.Options, cfg agent.Config, back *flags.Backends, gossips *neighbours.Options, log *slog.Logger) error {
 	ls, err := listenAll(
-		listenerFlag{"--grpc", opts.grpc}, listenerFlag{"--admin", opts.admin}, listenerFlag{"--metrics", opts.metrics})
+		listenerFlag{"--grpc", opts.GRPC}, listenerFlag{"--admin", opts.Admin}, listenerFlag{"--metrics", opts.Metrics})
 	if err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		cfg.GRPC = announced(ls[0].Addr().String(), gossips)
 	}
 	metrics := newMetrics()
-	rules, err := newPolicies(opts, &back.policy, log, metrics)
+	rules, err := newPolicies(opts, &back.Policy, log, metrics)
 	if err != nil {
 		return err
 	}
@@ -119,24 +120,24 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		return exit.Usagef("%w", err)
 	}
 	defer others.Close()
-	again := newReloader(rules, others, opts.settings)
-	back.registry.Cancel = func(owner, id, attempt string) {
+	again := newReloader(rules, others, opts.Settings)
+	back.Registry.Cancel = func(owner, id, attempt string) {
 		if owner == cfg.Node || owner == "" {
 			node.Cancel(id, attempt)
 		}
 	}
-	back.registry.Rank, back.registry.Pace, back.registry.Bounds = rules.Rank, rules.Pace, rules.Bounds
-	records, err := registryredis.New(back.registry, log, metrics)
+	back.Registry.Rank, back.Registry.Pace, back.Registry.Bounds = rules.Rank, rules.Pace, rules.Bounds
+	records, err := registryredis.New(back.Registry, log, metrics)
 	if err != nil {
 		return exit.Usagef("%w", err)
 	}
-	mail, err := responseredis.NewWriter(back.response, log, metrics)
+	mail, err := responseredis.NewWriter(back.Response, log, metrics)
 	if err != nil {
 		return exit.Usagef("%w", err)
 	}
-	back.rocketmq.Clock, back.rocketmq.Node = records.Offset, cfg.Node
+	back.RocketMQ.Clock, back.RocketMQ.Node = records.Offset, cfg.Node
 	var subscribed atomic.Pointer[[]lane.Key]
-	back.rocketmq.Confirmed = func(lanes []lane.Key) {
+	back.RocketMQ.Confirmed = func(lanes []lane.Key) {
 		subscribed.Store(&lanes)
 		confirm, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
@@ -144,7 +145,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 			log.Debug("lanes not confirmed", "err", err)
 		}
 	}
-	lanes, err := rocketmq.NewConsumer(back.rocketmq, log, metrics)
+	lanes, err := rocketmq.NewConsumer(back.RocketMQ, log, metrics)
 	if err != nil {
 		return exit.Usagef("%w", err)
 	}
@@ -157,9 +158,9 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 		return exit.Usagef("%w", err)
 	}
 	rules.OnChange(func(p *policy.Policy) { node.SetTiers(p.Tiers) })
-	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.rocketmq.Concurrency, rules.Current))
-	face, err := control.New(opts.grpcKeys, control.Deps{
-		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.rocketmq.Concurrency,
+	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return []health.Health{node.Health()} }, back.RocketMQ.Concurrency, rules.Current))
+	face, err := control.New(opts.GRPCKeys, control.Deps{
+		Agents: []control.Agent{node}, Engines: records.Engines, Peers: others.Rows, Lookup: records.Lookup, Backlog: records.Backlog, Longest: records.Longest, Width: back.RocketMQ.Concurrency,
 		Limits: rules.Limits, Policy: rules.Control, Gateways: others.Gateways, Metrics: metrics, Log: log,
 	})
 	if err != nil {
@@ -188,7 +189,7 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 	if err != nil {
 		return err
 	}
-	log.Info("agent starts", "node", cfg.Node, "grpc", cfg.GRPC, "engine", cfg.Engine.URL, "rocketmq", back.rocketmq.Endpoint, "redis", fmt.Sprint(back.response.Addr))
+	log.Info("agent starts", "node", cfg.Node, "grpc", cfg.GRPC, "engine", cfg.Engine.URL, "rocketmq", back.RocketMQ.Endpoint, "redis", fmt.Sprint(back.Response.Addr))
 	return inOrder(ctx,
 		[]part{func(ctx context.Context) error {
 			defer context.AfterFunc(ctx, face.Drain)()
@@ -210,13 +211,13 @@ func runAgent(ctx context.Context, opts *options, cfg agent.Config, back *backen
 func announced(listen string, gossips *neighbours.Options) string {
 	host, port, err := net.SplitHostPort(listen)
 	gossip := gossips.Host()
-	leaves := gossip != "" && !loopback(net.JoinHostPort(gossip, port))
+	leaves := gossip != "" && !flags.Loopback(net.JoinHostPort(gossip, port))
 	switch {
-	case err != nil || loopback(listen) && leaves:
+	case err != nil || flags.Loopback(listen) && leaves:
 		return ""
-	case !unspecified(host):
+	case !flags.Unspecified(host):
 		return listen
-	case leaves && !unspecified(gossip):
+	case leaves && !flags.Unspecified(gossip):
 		return net.JoinHostPort(gossip, port)
 	}
 	route, err := net.Dial("udp", "192.0.2.1:9") // sends nothing
@@ -226,11 +227,6 @@ func announced(listen string, gossips *neighbours.Options) string {
 	defer func() { _ = route.Close() }()
 	host, _, _ = net.SplitHostPort(route.LocalAddr().String())
 	return net.JoinHostPort(host, port)
-}
-
-func unspecified(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
 // lanesShown is how many lanes were subscribed after the last addition, and the first

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/fleet"
 	"penstock/load"
 	"penstock/policy/apikey"
@@ -35,9 +36,9 @@ func TestBurst(t *testing.T) {
 			for i := range tc.tenants {
 				fmt.Fprintf(&keys, "tenant%d: key%d\n", i, i)
 			}
-			p := startProcess(t, func(o *options) {
+			p := startProcess(t, func(o *flags.Options) {
 				var err error
-				if o.keys, err = apikey.Parse([]byte(keys.String())); err != nil {
+				if o.Keys, err = apikey.Parse([]byte(keys.String())); err != nil {
 					t.Fatal(err)
 				}
 			}, e.URL())

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/show"
 	"penstock/cost"
 	"penstock/gateway/headers"
@@ -77,7 +78,7 @@ per token; a gateway learns the ratio of each model.`,
 			p := policy.Default(nil, "")
 			if file != "" {
 				var err error
-				if p, err = parsePolicy(file); err != nil {
+				if p, err = flags.ParsePolicy(file); err != nil {
 					return err
 				}
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/doctor"
 )
 
@@ -78,7 +79,7 @@ func TestCompose(t *testing.T) {
 			continue
 		}
 		if cmd.Flags().Lookup("rocketmq") != nil {
-			if _, err := backendOptions(cmd.Flags()); err != nil {
+			if _, err := flags.ReadBackends(cmd.Flags()); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

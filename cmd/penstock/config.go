@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/config"
 )
 
@@ -33,7 +34,7 @@ func newConfigCheck() *cobra.Command {
 			if _, err := config.Load(standalone.Flags(), args[0], func(string) (string, bool) { return "", false }); err != nil {
 				return exit.Usagef("%w", err)
 			}
-			if _, err := readOptions(standalone.Flags()); err != nil {
+			if _, err := flags.Read(standalone.Flags()); err != nil {
 				return exit.Usagef("%s: %w", args[0], err)
 			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is valid\n", args[0])

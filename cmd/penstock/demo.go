@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/show"
 	"penstock/gateway"
 	"penstock/load"
@@ -214,9 +215,9 @@ func (r *rig) behind(cfg simengine.Config, policy string) (sim *simulated, url s
 	if sim, err = r.engine(cfg); err != nil {
 		return nil, "", err
 	}
-	s, err := newStack(&options{
-		engines: []string{sim.URL()}, listen: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "127.0.0.1:0", policyFile: policy,
-		sloTTFT: load.DefaultSLO.TTFT, refuseLaw: gateway.LawRate, law: scheduler.DefaultConfig().Law, grace: 5 * time.Second,
+	s, err := newStack(&flags.Options{
+		Engines: []string{sim.URL()}, Listen: "127.0.0.1:0", GRPC: "127.0.0.1:0", Admin: "127.0.0.1:0", PolicyFile: policy,
+		SLOTTFT: load.DefaultSLO.TTFT, RefuseLaw: gateway.LawRate, Law: scheduler.DefaultConfig().Law, Grace: 5 * time.Second,
 	}, r.log)
 	if err != nil {
 		return nil, "", err

@@ -19,6 +19,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/show"
 	"penstock/doctor"
 	"penstock/queue/rocketmq/proxy"
@@ -57,11 +58,11 @@ nothing. Exit code 1 when a check failed; warnings are allowed.`,
 		if output != "text" && output != "json" {
 			return exit.Usagef("-o %q: want text or json", output)
 		}
-		opts, err := prepare(settings, nil)
+		opts, err := flags.Load(settings, nil)
 		if err != nil {
 			return err
 		}
-		back, err := backendOptions(settings)
+		back, err := flags.ReadBackends(settings)
 		if err != nil {
 			return exit.Usagef("%w", err)
 		}
@@ -90,16 +91,16 @@ nothing. Exit code 1 when a check failed; warnings are allowed.`,
 
 // doctorConfig names things as the user does, and the ports of the role that the
 // flags speak of.
-func doctorConfig(f *pflag.FlagSet, opts *options, back *backends) doctor.Config {
+func doctorConfig(f *pflag.FlagSet, opts *flags.Options, back *flags.Backends) doctor.Config {
 	redis, _ := f.GetString("redis")
 	cfg := doctor.Config{
-		RocketMQ: back.rocketmq.Endpoint, Topic: back.rocketmq.Topic, Group: back.rocketmq.Group, Redis: redacted(redis),
-		Ports: []doctor.Port{{Flag: "--listen", Address: opts.listen}},
+		RocketMQ: back.RocketMQ.Endpoint, Topic: back.RocketMQ.Topic, Group: back.RocketMQ.Group, Redis: flags.Redacted(redis),
+		Ports: []doctor.Port{{Flag: "--listen", Address: opts.Listen}},
 	}
 	role := newGateway().Flags()
-	if len(opts.engines) > 0 {
-		cfg.Engine, role = opts.engines[0], newAgent().Flags()
-		cfg.Ports[0] = doctor.Port{Flag: "--grpc", Address: opts.grpc}
+	if len(opts.Engines) > 0 {
+		cfg.Engine, role = opts.Engines[0], newAgent().Flags()
+		cfg.Ports[0] = doctor.Port{Flag: "--grpc", Address: opts.GRPC}
 	}
 	for _, name := range []string{"admin", "metrics"} {
 		flag := f.Lookup(name)
@@ -141,7 +142,7 @@ func coloured(w io.Writer) bool {
 }
 
 // newProbes looks at the world by the same code that serves it.
-func newProbes(opts *options, back *backends) (doctor.Probes, func(), error) {
+func newProbes(opts *flags.Options, back *flags.Backends) (doctor.Probes, func(), error) {
 	p := doctor.Probes{
 		Dial: func(ctx context.Context, address string) error {
 			conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
@@ -150,17 +151,17 @@ func newProbes(opts *options, back *backends) (doctor.Probes, func(), error) {
 			}
 			return conn.Close()
 		},
-		RocketMQ: func(ctx context.Context) (proxy.Report, error) { return proxy.Inspect(ctx, back.rocketmq.Config) },
+		RocketMQ: func(ctx context.Context) (proxy.Report, error) { return proxy.Inspect(ctx, back.RocketMQ.Config) },
 		Redis: func(ctx context.Context) (registryredis.Report, error) {
-			return registryredis.Inspect(ctx, back.registry)
+			return registryredis.Inspect(ctx, back.Registry)
 		},
 		OpenFiles: openFiles, Drift: drift, Listen: probeListener,
 	}
-	if len(opts.engines) == 0 {
+	if len(opts.Engines) == 0 {
 		return p, func() {}, nil
 	}
 	engine, page := vllm.DefaultConfig(), scraper.DefaultConfig()
-	engine.URL, engine.APIKey, page.URL = opts.engines[0], opts.engineKey, opts.engines[0]
+	engine.URL, engine.APIKey, page.URL = opts.Engines[0], opts.EngineKey, opts.Engines[0]
 	client, err := vllm.New(engine)
 	if err != nil {
 		return p, nil, fmt.Errorf("--engine: %w", err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/vllm/vllmtest"
 )
 
@@ -28,7 +29,7 @@ func TestDrain(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			e := vllmtest.Start(t, vllmtest.WithStep(4*time.Millisecond))
-			p := startProcess(t, func(o *options) { o.grace = tc.grace }, e.URL())
+			p := startProcess(t, func(o *flags.Options) { o.Grace = tc.grace }, e.URL())
 			if r := p.post(completion(20, 4, "")); r.status != 200 {
 				t.Fatalf("before: %v", r)
 			}

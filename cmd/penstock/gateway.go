@@ -11,6 +11,7 @@ import (
 	"penstock/admin"
 	"penstock/agent/health"
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/neighbours"
 	"penstock/fleet"
 	"penstock/gateway"
@@ -31,11 +32,11 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 		Example: `  penstock gateway --rocketmq broker:8081 --redis redis:6379
   penstock gateway --rocketmq broker:8081 --redis redis:6379 --listen 0.0.0.0:4780 --api-keys keys.yaml`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts, err := prepare(cmd.Flags(), newGateway)
+			opts, err := flags.Load(cmd.Flags(), newGateway)
 			if err != nil {
 				return err
 			}
-			back, err := backendOptions(cmd.Flags())
+			back, err := flags.ReadBackends(cmd.Flags())
 			if err != nil {
 				return exit.Usagef("%w", err)
 			}
@@ -45,18 +46,18 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 			if err != nil {
 				return exit.Usagef("%w", err)
 			}
-			return runGateway(cmd.Context(), opts, back, others, newLogger(cmd.ErrOrStderr(), opts))
+			return runGateway(cmd.Context(), opts, back, others, flags.NewLogger(cmd.ErrOrStderr(), opts))
 		},
 	}
 	f := cmd.Flags()
 	f.String("listen", "127.0.0.1:4780", "address of the OpenAI API")
 	f.String("admin", "127.0.0.1:4785", "address of metrics, probes and profiles; keep it on loopback")
 	f.String("metrics", "127.0.0.1:4787", "address of metrics and probes only, for all interfaces")
-	doorFlags(f)
-	tiersFlag(f)
-	policyFlags(f, true)
-	commonFlags(f)
-	backendFlags(f)
+	flags.AddDoor(f)
+	flags.AddTiers(f)
+	flags.AddPolicy(f, true)
+	flags.AddCommon(f)
+	flags.AddBackends(f)
 	neighbours.Flags(f, "127.0.0.1:4786")
 	f.String("grpc-ca", "", `PEM file with the authority of agents' certificates, "system" for the system's: a request whose client left is aborted at its agent directly, too; without it at agents on this host alone`)
 	f.String("grpc-client-cert", "", "PEM file with the certificate that this gateway shows agents")
@@ -65,15 +66,15 @@ It starts with either of them away, says so in /readyz and the log, and comes up
 }
 
 // runGateway wires a gateway to the fleet's broker and store, and runs it.
-func runGateway(ctx context.Context, opts *options, back *backends, gossips *neighbours.Options, log *slog.Logger) error {
+func runGateway(ctx context.Context, opts *flags.Options, back *flags.Backends, gossips *neighbours.Options, log *slog.Logger) error {
 	ls, err := listenAll(
-		listenerFlag{"--listen", opts.listen}, listenerFlag{"--admin", opts.admin}, listenerFlag{"--metrics", opts.metrics})
+		listenerFlag{"--listen", opts.Listen}, listenerFlag{"--admin", opts.Admin}, listenerFlag{"--metrics", opts.Metrics})
 	if err != nil {
 		return err
 	}
 	defer closeAll(ls)
 	metrics := newMetrics()
-	rules, err := newPolicies(opts, &back.policy, log, metrics)
+	rules, err := newPolicies(opts, &back.Policy, log, metrics)
 	if err != nil {
 		return err
 	}
@@ -85,29 +86,29 @@ func runGateway(ctx context.Context, opts *options, back *backends, gossips *nei
 		return exit.Usagef("%w", err)
 	}
 	defer others.Close()
-	again := newReloader(rules, others, opts.settings)
-	agents, err := direct.New(opts.direct, log, metrics)
+	again := newReloader(rules, others, opts.Settings)
+	agents, err := direct.New(opts.Direct, log, metrics)
 	if err != nil {
 		return exit.Usagef("--grpc-ca, --grpc-client-cert, --grpc-client-key: %w", err)
 	}
-	back.registry.Rank, back.registry.Bounds = rules.Rank, rules.Bounds
-	records, err := registryredis.New(back.registry, log, metrics)
+	back.Registry.Rank, back.Registry.Bounds = rules.Rank, rules.Bounds
+	records, err := registryredis.New(back.Registry, log, metrics)
 	if err != nil {
 		return exit.Usagef("%w", err)
 	}
-	back.rocketmq.Clock = records.Offset
-	lanes, err := rocketmq.NewProducer(back.rocketmq, log, metrics)
+	back.RocketMQ.Clock = records.Offset
+	lanes, err := rocketmq.NewProducer(back.RocketMQ, log, metrics)
 	if err != nil {
 		return exit.Usagef("%w", err)
 	}
-	mail, err := responseredis.NewReader(back.response, log, metrics)
+	mail, err := responseredis.NewReader(back.Response, log, metrics)
 	if err != nil {
 		return exit.Usagef("%w", err)
 	}
 	metrics.MustRegister(newLaneGauges(records.Backlog, func() []health.Health { return nil }, 0, rules.Current))
 	cfg := gateway.DefaultConfig()
 	cfg.Listen = ls[0].Addr().String()
-	opts.door(&cfg)
+	opts.Door(&cfg)
 	door, err := gateway.New(cfg, gateway.Deps{
 		Records: records, Directory: records, Publish: lanes.Publish, OpenMailbox: mail.Open, Address: mail.Address,
 		Rows: others.Rows, Abort: others.Abort, Direct: agents.Abort, Policy: rules.Current(),

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/policy/apikey"
 	"penstock/vllm/vllmtest"
 )
@@ -30,7 +31,7 @@ func TestMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := startProcess(t, func(o *options) { o.keys = keys }, e.URL())
+	p := startProcess(t, func(o *flags.Options) { o.Keys = keys }, e.URL())
 	const bearer = "Bearer secret-key"
 	for _, body := range []string{completion(20, 4, streamed), completion(20, 4, "")} {
 		if r := p.post(body, "Authorization", bearer); r.status != http.StatusOK {

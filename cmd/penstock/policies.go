@@ -3,15 +3,13 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/pflag"
 
 	"penstock/agent/control"
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/fleet"
 	"penstock/lane"
 	"penstock/policy"
@@ -20,84 +18,6 @@ import (
 	policyredis "penstock/policy/source/redis"
 	"penstock/registry"
 )
-
-// policyFlags are those of whoever goes by a policy; all processes of a fleet are given
-// the same. fleet: they share a Redis.
-func policyFlags(f *pflag.FlagSet, fleet bool) {
-	text := "tenants, tiers, rules and lane limits, in place of --tiers and --default-tier: a file, or nacos://HOST:8848/DATAID?group=GROUP&namespace=ID"
-	if fleet {
-		text += `, or "redis:" for the key ` + policyredis.DefaultKey + " of --redis, which is also read where neither this nor --tiers is given"
-	}
-	f.String("policy", "", text+"; changes are taken over while it runs (see: penstock policy example)")
-	f.String("policy-credentials-file", "", "file with the user and password of Nacos, a line each")
-}
-
-// Where a policy lies.
-const (
-	byFlags = ""
-	inFile  = "file"
-	inRedis = "redis"
-	inNacos = "nacos"
-)
-
-// readPolicy reads --policy and what it stands in place of.
-func (o *options) readPolicy(f *pflag.FlagSet) (err error) {
-	text, _ := f.GetString("policy")
-	credentials, _ := f.GetString("policy-credentials-file")
-	byTiers := len(o.tiers) > 0 || o.defaultTier != ""
-	if text != "" && byTiers {
-		return fmt.Errorf("--policy %s and --tiers or --default-tier: a policy names the tiers, as its keys tiers and default-tier; move them there", text)
-	}
-	o.policyNamed = text != ""
-	if o.policyIn, o.nacos, err = parsePlace(text, f.Lookup("redis") != nil); err != nil {
-		return fmt.Errorf("--policy %q: %w", text, err)
-	}
-	if text == "" && byTiers {
-		o.policyIn = byFlags
-	}
-	if credentials != "" && o.policyIn != inNacos {
-		return fmt.Errorf("--policy-credentials-file %s without --policy nacos://…: it has the user and password of Nacos", credentials)
-	}
-	switch o.policyIn {
-	case inNacos:
-		o.nacos.CredentialsFile = credentials
-		if err := o.nacos.Validate(); err != nil {
-			return fmt.Errorf("--policy %q, --policy-credentials-file: %w", text, err)
-		}
-	case inFile:
-		o.policyFile = text
-		p, err := parsePolicy(text)
-		if err != nil {
-			return fmt.Errorf("--policy: %w", err)
-		}
-		if p.OwnKeys() && o.keys != nil {
-			return fmt.Errorf("--policy %s and --api-keys: the policy's tenants have keys; keep all keys in one of the two files", text)
-		}
-		o.authenticates = p.OwnKeys()
-	}
-	return nil
-}
-
-// parsePlace says where the text of --policy or --to points.
-func parsePlace(text string, fleet bool) (kind string, at nacos.Config, err error) {
-	scheme, rest, _ := strings.Cut(text, ":")
-	switch {
-	case text == "" && fleet:
-		return inRedis, at, nil
-	case text == "":
-		return byFlags, at, nil
-	case scheme == "nacos" || scheme == "nacoss":
-		at, err = nacos.ParseURL(text)
-		return inNacos, at, err
-	case scheme != "redis" && scheme != "rediss":
-		return inFile, at, nil
-	case !fleet:
-		return "", at, errors.New("standalone has no Redis: give a file or nacos://HOST:8848/DATAID")
-	case scheme != "redis" || rest != "":
-		return "", at, errors.New("want redis: alone; the address is that of --redis")
-	}
-	return inRedis, at, nil
-}
 
 // policies is the policy in force: a source's, or what the flags say, which stays.
 type policies struct {
@@ -108,28 +28,28 @@ type policies struct {
 
 // newPolicies reads the policy for the first time. redis is where the key lies, nil
 // where there is none.
-func newPolicies(o *options, redis *policyredis.Config, log *slog.Logger, reg prometheus.Registerer) (*policies, error) {
-	flags := policy.Default(o.tiers, o.defaultTier).WithKeys(o.keys)
-	cfg := source.Config{Keys: o.keys, NeedKeys: o.needKeys, Without: flags, Optional: !o.policyNamed}
+func newPolicies(o *flags.Options, redis *policyredis.Config, log *slog.Logger, reg prometheus.Registerer) (*policies, error) {
+	said := policy.Default(o.Tiers, o.DefaultTier).WithKeys(o.Keys)
+	cfg := source.Config{Keys: o.Keys, NeedKeys: o.NeedKeys, Without: said, Optional: !o.PolicyNamed}
 	p := &policies{}
 	var at source.Place
 	switch {
-	case o.policyFile != "":
-		at, cfg.Without = source.File{Path: o.policyFile}, nil
-	case o.policyIn == inRedis && redis != nil:
+	case o.PolicyFile != "":
+		at, cfg.Without = source.File{Path: o.PolicyFile}, nil
+	case o.PolicyIn == flags.InRedis && redis != nil:
 		key, err := policyredis.New(*redis)
 		if err != nil {
 			return nil, exit.Usagef("--redis: %w", err)
 		}
 		at, p.close = key, key.Close
-	case o.policyIn == inNacos:
-		entry, err := nacos.New(o.nacos)
+	case o.PolicyIn == flags.InNacos:
+		entry, err := nacos.New(o.Nacos)
 		if err != nil {
 			return nil, exit.Usagef("--policy: %w", err)
 		}
 		at, p.close = entry, entry.Close
 	default:
-		return &policies{fixed: flags}, nil
+		return &policies{fixed: said}, nil
 	}
 	var err error
 	if p.source, err = source.New(cfg, at, log, reg); err != nil {

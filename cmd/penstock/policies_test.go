@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/policy/apikey"
 	"penstock/vllm/vllmtest"
 )
@@ -33,7 +34,7 @@ lanes: {patterns: [{tier: trial, %s}]}
 	}
 	write("{name: vip}, {name: trial}", "concurrency: 1")
 	e := vllmtest.Start(t)
-	p := startProcess(t, func(o *options) { o.policyFile = file }, e.URL())
+	p := startProcess(t, func(o *flags.Options) { o.PolicyFile = file }, e.URL())
 	if r := p.post(completion(20, 4, "")); r.status != http.StatusUnauthorized {
 		t.Errorf("without a key: %v", r)
 	}

@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/show"
 	"penstock/policy"
 )
@@ -31,7 +30,7 @@ func newPolicy() *cobra.Command {
 		Example: "  penstock policy check /etc/penstock/policy.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := parsePolicy(args[0])
+			p, err := flags.ParsePolicy(args[0])
 			if err != nil {
 				return err
 			}
@@ -44,7 +43,7 @@ func newPolicy() *cobra.Command {
 		Example: "  penstock policy show /etc/penstock/policy.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := parsePolicy(args[0])
+			p, err := flags.ParsePolicy(args[0])
 			if err != nil {
 				return err
 			}
@@ -60,18 +59,6 @@ func newPolicy() *cobra.Command {
 		},
 	}, newPolicyPush())
 	return cmd
-}
-
-func parsePolicy(file string) (*policy.Policy, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, exit.Usagef("%w", err)
-	}
-	p, err := policy.Parse(text)
-	if err != nil {
-		return nil, exit.Usagef("%s: %w", file, err)
-	}
-	return p, nil
 }
 
 // shownTenants bounds the list of penstock policy show.

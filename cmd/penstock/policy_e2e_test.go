@@ -15,6 +15,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/vllm/vllmtest"
 )
 
@@ -28,15 +29,15 @@ func TestRealPolicyReloads(t *testing.T) {
 		t.Fatal("E2E_REDIS is not set: start one with scripts/redis start and give host:port")
 	}
 	const reloads, clients, most = 1000, 24, 4 // most: the largest concurrency of a lane in any of the policies
-	back := backends{}
-	if err := back.redis(addr, "", ""); err != nil {
+	back := flags.Backends{}
+	if err := back.ReadRedis(addr, "", ""); err != nil {
 		t.Fatal(err)
 	}
-	back.policy.Key += ":" + rand.Text()
+	back.Policy.Key += ":" + rand.Text()
 	raw := goredis.NewClient(&goredis.Options{Addr: addr, Protocol: 2})
-	t.Cleanup(func() { raw.Del(context.Background(), back.policy.Key); _ = raw.Close() })
-	p := startProcess(t, func(o *options) { o.policyIn, o.redis = inRedis, &back.policy }, vllmtest.Start(t, vllmtest.WithStep(2*time.Millisecond)).URL())
-	at, err := openStore("redis:", "", back.policy)
+	t.Cleanup(func() { raw.Del(context.Background(), back.Policy.Key); _ = raw.Close() })
+	p := startProcess(t, func(o *flags.Options) { o.PolicyIn, o.Redis = flags.InRedis, &back.Policy }, vllmtest.Start(t, vllmtest.WithStep(2*time.Millisecond)).URL())
+	at, err := openStore("redis:", "", back.Policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,8 +106,8 @@ func TestRealPolicyReloads(t *testing.T) {
 		t.Errorf("up to %v ran in a lane, want more than one and at most %d", peak, most)
 	}
 	last := p.policies.Current()
-	raw.Del(t.Context(), back.policy.Key)
-	raw.Publish(t.Context(), back.policy.Key, "")
+	raw.Del(t.Context(), back.Policy.Key)
+	raw.Publish(t.Context(), back.Policy.Key, "")
 	p.until("gone", func() bool { return strings.Contains(p.policies.State().Problem, "is gone") })
 	if p.policies.Current() != last {
 		t.Error("a key that is gone took the policy with it")

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/config"
 	"penstock/policy"
 	"penstock/policy/source"
@@ -51,15 +52,15 @@ nothing is written.`,
 			if _, err := config.Load(cmd.Flags(), "", os.LookupEnv); err != nil {
 				return exit.Usagef("%w", err)
 			}
-			if _, err := parsePolicy(args[0]); err != nil {
+			if _, err := flags.ParsePolicy(args[0]); err != nil {
 				return err
 			}
-			redis := backends{}
+			redis := flags.Backends{}
 			text := func(name string) string { v, _ := cmd.Flags().GetString(name); return v }
-			if err := redis.redis(text("redis"), text("redis-password-file"), text("redis-ca-file")); err != nil {
+			if err := redis.ReadRedis(text("redis"), text("redis-password-file"), text("redis-ca-file")); err != nil {
 				return exit.Usagef("%w", err)
 			}
-			at, err := openStore(to, credentials, redis.policy)
+			at, err := openStore(to, credentials, redis.Policy)
 			if err != nil {
 				return err
 			}
@@ -71,22 +72,22 @@ nothing is written.`,
 	f := cmd.Flags()
 	f.StringVar(&to, "to", "redis:", "where to write: redis: is the key "+policyredis.DefaultKey+" of --redis; or nacos://HOST:8848/DATAID?group=GROUP&namespace=ID")
 	f.StringVar(&credentials, "policy-credentials-file", "", "file with the user and password of Nacos, a line each")
-	redisFlags(f)
+	flags.AddRedis(f)
 	f.BoolVar(&p.yes, "yes", false, "write without asking")
 	f.BoolVar(&p.dry, "dry-run", false, "show the difference and write nothing")
 	return cmd
 }
 
 func openStore(to, credentials string, redis policyredis.Config) (store, error) {
-	kind, cfg, err := parsePlace(to, true)
+	kind, cfg, err := flags.Place(to, true)
 	switch {
 	case err != nil:
 		return nil, exit.Usagef("--to %q: %w", to, err)
-	case kind == inFile:
+	case kind == flags.InFile:
 		return nil, exit.Usagef("--to %q: want redis: or nacos://HOST:8848/DATAID", to)
-	case credentials != "" && kind != inNacos:
+	case credentials != "" && kind != flags.InNacos:
 		return nil, exit.Usagef("--policy-credentials-file %s without --to nacos://…: it has the user and password of Nacos", credentials)
-	case kind == inNacos:
+	case kind == flags.InNacos:
 		cfg.CredentialsFile = credentials
 		at, err := nacos.New(cfg)
 		if err != nil {

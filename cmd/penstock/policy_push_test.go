@@ -10,6 +10,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/policy/source/nacos/nacostest"
 )
 
@@ -89,11 +90,11 @@ func TestPolicyPush(t *testing.T) {
 func TestPolicyPushAsks(t *testing.T) {
 	m := miniredis.RunT(t)
 	file := policyIn(t, "tiers: [{name: a}]\n")
-	redis := backends{}
-	if err := redis.redis(m.Addr(), "", ""); err != nil {
+	redis := flags.Backends{}
+	if err := redis.ReadRedis(m.Addr(), "", ""); err != nil {
 		t.Fatal(err)
 	}
-	at, err := openStore("redis:", "", redis.policy)
+	at, err := openStore("redis:", "", redis.Policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,12 +143,12 @@ func TestPolicyPlaces(t *testing.T) {
 		in, err    string
 		named      bool
 	}{
-		{"a fleet's default", false, nil, inRedis, "", false},
-		{"by flags", false, []string{"--tiers", "[{name: a}]"}, byFlags, "", false},
-		{"standalone's default", true, nil, byFlags, "", false},
-		{"a file", true, []string{"--policy", file}, inFile, "", true},
-		{"the key", false, []string{"--policy", "redis:"}, inRedis, "", true},
-		{"nacos", true, []string{"--policy", "nacos://h/p"}, inNacos, "", true},
+		{"a fleet's default", false, nil, flags.InRedis, "", false},
+		{"by flags", false, []string{"--tiers", "[{name: a}]"}, flags.ByFlags, "", false},
+		{"standalone's default", true, nil, flags.ByFlags, "", false},
+		{"a file", true, []string{"--policy", file}, flags.InFile, "", true},
+		{"the key", false, []string{"--policy", "redis:"}, flags.InRedis, "", true},
+		{"nacos", true, []string{"--policy", "nacos://h/p"}, flags.InNacos, "", true},
 		{"no Redis", true, []string{"--policy", "redis:"}, "", "standalone has no Redis", false},
 		{"another Redis", false, []string{"--policy", "redis://h:1"}, "", "the address is that of --redis", false},
 		{"nacos without an id", false, []string{"--policy", "nacos://h"}, "", `data id ""`, false},
@@ -155,7 +156,7 @@ func TestPolicyPlaces(t *testing.T) {
 		{"tiers twice", false, []string{"--policy", "redis:", "--tiers", "[{name: a}]"}, "", "a policy names the tiers", false},
 		{"credentials of nobody", false, []string{"--policy-credentials-file", file}, "", "without --policy nacos://", false},
 		{"no credentials", false, []string{"--policy", "nacos://h/p", "--policy-credentials-file", file + "x"}, "", "no such file", false},
-		{"reachable, and keys must be in the key", false, []string{"--policy", "redis:", "--listen", "0.0.0.0:4780"}, inRedis, "", true},
+		{"reachable, and keys must be in the key", false, []string{"--policy", "redis:", "--listen", "0.0.0.0:4780"}, flags.InRedis, "", true},
 		{"reachable, and nobody has keys", false, []string{"--listen", "0.0.0.0:4780"}, "", "there are no API keys", false},
 		{"reachable, and the file has none", false, []string{"--listen", "0.0.0.0:4780", "--policy", file}, "", "there are no API keys", false},
 	} {
@@ -167,15 +168,15 @@ func TestPolicyPlaces(t *testing.T) {
 			if err := f.Parse(c.args); err != nil {
 				t.Fatal(err)
 			}
-			o, err := readOptions(f)
+			o, err := flags.Read(f)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Errorf("%v, want %q", err, c.err)
 				}
 				return
 			}
-			if err != nil || o.policyIn != c.in || o.policyNamed != c.named || o.needKeys != strings.HasPrefix(c.name, "reachable") {
-				t.Errorf("in %q named %v, keys needed %v, %v; want %q, %v", o.policyIn, o.policyNamed, o.needKeys, err, c.in, c.named)
+			if err != nil || o.PolicyIn != c.in || o.PolicyNamed != c.named || o.NeedKeys != strings.HasPrefix(c.name, "reachable") {
+				t.Errorf("in %q named %v, keys needed %v, %v; want %q, %v", o.PolicyIn, o.PolicyNamed, o.NeedKeys, err, c.in, c.named)
 			}
 		})
 	}

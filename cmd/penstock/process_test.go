@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/scheduler"
 	"penstock/vllm/vllmtest"
 )
@@ -50,11 +51,11 @@ type process struct {
 
 // startProcess runs penstock in front of engines until the test ends, and returns
 // once it is ready. The engines must be started first: they outlive it then.
-func startProcess(t *testing.T, edit func(*options), engines ...string) *process {
+func startProcess(t *testing.T, edit func(*flags.Options), engines ...string) *process {
 	t.Helper()
-	opts := &options{
-		engines: engines, listen: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "127.0.0.1:0",
-		sloTTFT: 2 * time.Second, refuseLaw: "rate", law: scheduler.DefaultConfig().Law, grace: time.Second,
+	opts := &flags.Options{
+		Engines: engines, Listen: "127.0.0.1:0", GRPC: "127.0.0.1:0", Admin: "127.0.0.1:0",
+		SLOTTFT: 2 * time.Second, RefuseLaw: "rate", Law: scheduler.DefaultConfig().Law, Grace: time.Second,
 	}
 	if edit != nil {
 		edit(opts)

@@ -3,16 +3,15 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/neighbours"
 	"penstock/cmd/penstock/reload"
 	"penstock/cmd/penstock/show"
@@ -23,14 +22,14 @@ import (
 type reloader struct {
 	policies *policies
 	keys     *neighbours.Neighbours // gossip's keys; nil = no gossip
-	settings *settings              // nil = not known
+	settings *flags.Settings        // nil = not known
 	read     atomic.Value           // fingerprint of gossip's key file
 }
 
 // newReloader is for a process that has just read its policy and keys.
-func newReloader(p *policies, keys *neighbours.Neighbours, s *settings) *reloader {
+func newReloader(p *policies, keys *neighbours.Neighbours, s *flags.Settings) *reloader {
 	r := &reloader{policies: p, keys: keys, settings: s}
-	r.read.Store(fingerprint(keys.KeyFile()))
+	r.read.Store(flags.Fingerprint(keys.KeyFile()))
 	return r
 }
 
@@ -40,7 +39,7 @@ func (r *reloader) report(ctx context.Context) *reload.Report {
 	if r.keys.KeyFile() != "" {
 		report.Parts = append(report.Parts, r.gossipKeys())
 	}
-	report.Parts = append(report.Parts, r.settings.compare(report.Err() == nil)...)
+	report.Parts = append(report.Parts, r.settings.Compare(report.Err() == nil)...)
 	report.OK = report.Err() == nil
 	return report
 }
@@ -74,7 +73,7 @@ func (p *policies) reload(ctx context.Context) reload.Outcome {
 func (r *reloader) gossipKeys() reload.Outcome {
 	const name = "gossip-key-file"
 	file := r.keys.KeyFile()
-	now := fingerprint(file)
+	now := flags.Fingerprint(file)
 	if err := r.keys.Reload(); err != nil {
 		return reload.Outcome{Part: name, Result: reload.Refused, Detail: err.Error()}
 	}
@@ -82,84 +81,6 @@ func (r *reloader) gossipKeys() reload.Outcome {
 		return reload.Outcome{Part: name, Result: reload.Unchanged, Detail: file}
 	}
 	return reload.Outcome{Part: name, Result: reload.Applied, Detail: file}
-}
-
-// readOnce are the flags of files that are read at the start alone.
-var readOnce = []string{"api-keys", "engine-api-key-file", "rocketmq-credentials-file", "rocketmq-ca-file", "redis-password-file", "redis-ca-file"}
-
-// settings are the flags of a process as it runs.
-type settings struct {
-	flags *pflag.FlagSet
-	fresh func() *cobra.Command
-	files map[string]string // fingerprints of readOnce's files
-}
-
-// newSettings is nil where fresh is.
-func newSettings(f *pflag.FlagSet, fresh func() *cobra.Command) *settings {
-	if fresh == nil {
-		return nil
-	}
-	s := &settings{f, fresh, map[string]string{}}
-	for _, name := range readOnce {
-		if path, _ := f.GetString(name); path != "" {
-			s.files[name] = fingerprint(path)
-		}
-	}
-	return s
-}
-
-// fingerprint is the same for the same content.
-func fingerprint(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	sum := sha256.Sum256(text)
-	return string(sum[:])
-}
-
-// compare reads the configuration file again, as a start with the same command line
-// would, and says what would be another then. check: whether that start would succeed,
-// too; where the policy is wrong, that is known.
-func (s *settings) compare(check bool) []reload.Outcome {
-	if s == nil {
-		return nil
-	}
-	file, _ := s.flags.GetString("config")
-	file = config.Find(file, os.LookupEnv)
-	fresh := s.fresh().Flags()
-	s.flags.VisitAll(func(f *pflag.Flag) {
-		if g := fresh.Lookup(f.Name); f.Changed && g != nil { // given on the command line
-			g.Changed = true
-			if list, ok := f.Value.(pflag.SliceValue); ok {
-				_ = g.Value.(pflag.SliceValue).Replace(list.GetSlice())
-				return
-			}
-			_ = g.Value.Set(f.Value.String())
-		}
-	})
-	origins, err := config.Load(fresh, file, os.LookupEnv)
-	if err == nil && check {
-		_, err = readOptions(fresh)
-	}
-	if err != nil {
-		return []reload.Outcome{{Part: "settings", Result: reload.Refused, Detail: err.Error()}}
-	}
-	var all []reload.Outcome
-	fresh.VisitAll(func(f *pflag.Flag) {
-		if was := s.flags.Lookup(f.Name); was != nil && !config.NotASetting(f.Name) && was.Value.String() != f.Value.String() {
-			all = append(all, reload.Outcome{Part: f.Name, Result: reload.NeedsRestart, Detail: fmt.Sprintf("%s (%s), was %s", redacted(f.Value.String()), origins[f.Name], redacted(was.Value.String()))})
-		}
-	})
-	for _, name := range readOnce {
-		if path, _ := s.flags.GetString(name); path != "" && s.files[name] != fingerprint(path) {
-			all = append(all, reload.Outcome{Part: name, Result: reload.NeedsRestart, Detail: path + " has changed"})
-		}
-	}
-	if len(all) == 0 {
-		all = append(all, reload.Outcome{Part: "settings", Result: reload.Unchanged, Detail: cmp.Or(file, "no configuration file")})
-	}
-	return all
 }
 
 // reloadWithin bounds a reload: its policy is read within 2 s.

@@ -9,6 +9,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/vllm/vllmtest"
 )
 
@@ -30,11 +31,11 @@ func TestReload(t *testing.T) {
 	if err := f.Parse([]string{"--config", configFile, "--policy", file, "--grace", "1s"}); err != nil {
 		t.Fatal(err)
 	}
-	given, err := prepare(f, newStandalone)
+	given, err := flags.Load(f, newStandalone)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := startProcess(t, func(o *options) { o.policyFile, o.settings = file, given.settings }, vllmtest.Start(t).URL())
+	p := startProcess(t, func(o *flags.Options) { o.PolicyFile, o.Settings = file, given.Settings }, vllmtest.Start(t).URL())
 	reload := func(args ...string) (int, string, string) {
 		return penstock(append([]string{"reload", "--admin", p.adminListener.Addr().String()}, args...)...)
 	}
@@ -78,11 +79,11 @@ func TestReload(t *testing.T) {
 func TestPolicyFromRedis(t *testing.T) {
 	t.Parallel()
 	m := miniredis.RunT(t)
-	back := backends{}
-	if err := back.redis(m.Addr(), "", ""); err != nil {
+	back := flags.Backends{}
+	if err := back.ReadRedis(m.Addr(), "", ""); err != nil {
 		t.Fatal(err)
 	}
-	p := startProcess(t, func(o *options) { o.policyIn, o.redis = inRedis, &back.policy }, vllmtest.Start(t).URL())
+	p := startProcess(t, func(o *flags.Options) { o.PolicyIn, o.Redis = flags.InRedis, &back.Policy }, vllmtest.Start(t).URL())
 	if r := p.post(completion(20, 4, "")); r.status != 200 {
 		p.bound("without a policy: %v", r)
 	}

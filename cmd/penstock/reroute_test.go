@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/policy/apikey"
 	"penstock/vllm/simengine"
 	"penstock/vllm/vllmtest"
@@ -34,7 +35,7 @@ reroutes:
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := startProcess(t, func(o *options) { o.policyFile = file }, urls(small, big, guard)...)
+	p := startProcess(t, func(o *flags.Options) { o.PolicyFile = file }, urls(small, big, guard)...)
 	settled := func() float64 { return p.metric("penstock_quota_settled_tokens_total") }
 	ask := func(prompt int, more, guarded string) reply {
 		return p.post(completion(prompt, 4, more), "Authorization", "Bearer abc", "X-Guarded", guarded)

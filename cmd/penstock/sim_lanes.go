@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/show"
 	"penstock/doctor"
 	"penstock/lane"
@@ -49,7 +50,7 @@ It needs a topic and a group of its own, lanes get names of their own, and nothi
   penstock sim lanes --rocketmq broker:8081 --rounds 1 --span 5s -o json`,
 	}
 	settings := pflag.NewFlagSet("lanes", pflag.ContinueOnError)
-	backendFlags(settings)
+	flags.AddBackends(settings)
 	f := cmd.Flags()
 	for _, name := range []string{"rocketmq", "topic", "group", "rocketmq-credentials-file", "rocketmq-ca-file"} {
 		flag := settings.Lookup(name)
@@ -72,7 +73,7 @@ It needs a topic and a group of its own, lanes get names of their own, and nothi
 		if output != "table" && output != "json" {
 			return exit.Usagef("-o %q: want table or json", output)
 		}
-		back, err := backendOptions(settings)
+		back, err := flags.ReadBackends(settings)
 		if err != nil {
 			return exit.Usagef("%w", err)
 		}
@@ -80,7 +81,7 @@ It needs a topic and a group of its own, lanes get names of their own, and nothi
 		if err := cfg.Validate(); err != nil {
 			return exit.Usagef("%w", err)
 		}
-		rows, err := simLanes(cmd.Context(), cfg, back.rocketmq, cmd.ErrOrStderr())
+		rows, err := simLanes(cmd.Context(), cfg, back.RocketMQ, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}

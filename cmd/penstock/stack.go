@@ -20,6 +20,7 @@ import (
 	"penstock/agent/control"
 	"penstock/agent/health"
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/policy"
@@ -32,7 +33,7 @@ import (
 
 // stack is standalone's parts, wired; Run lets them run.
 type stack struct {
-	opts    *options
+	opts    *flags.Options
 	log     *slog.Logger
 	onReady func(model string) // called once, when the first engine can take work
 
@@ -52,7 +53,7 @@ type stack struct {
 
 // newStack opens the listeners and wires everything; nothing runs yet. The order
 // is the way of a request, backwards.
-func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
+func newStack(opts *flags.Options, log *slog.Logger) (_ *stack, err error) {
 	s := &stack{opts: opts, log: log}
 	defer func() {
 		if err != nil {
@@ -63,11 +64,11 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	metrics := newMetrics()
-	s.policies, err = newPolicies(opts, opts.redis, log, metrics)
+	s.policies, err = newPolicies(opts, opts.Redis, log, metrics)
 	if err != nil {
 		return nil, err
 	}
-	s.again = newReloader(s.policies, nil, opts.settings)
+	s.again = newReloader(s.policies, nil, opts.Settings)
 	bus := responsememory.New()
 	bounds := queuememory.DefaultConfig()
 	s.lanes, err = queuememory.New(bounds)
@@ -80,7 +81,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for i, engine := range opts.engines {
+	for i, engine := range opts.Engines {
 		name, address, err := s.engine(i, engine)
 		if err != nil {
 			return nil, err
@@ -89,7 +90,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		cfg.Node = name
 		cfg.SetEngine(address)
 		cfg.LeaveAfter = 0 // a lane in memory costs nothing to leave: its requests go to the other engines at once
-		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.engineKey, opts.grace, opts.law, s.policies.Tiers()
+		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.EngineKey, opts.Grace, opts.Law, s.policies.Tiers()
 		node, err := agent.New(cfg, agent.Deps{
 			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows, Backlog: s.records.Backlog, LaneLimit: s.policies.Concurrency,
 			Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, metrics), Log: log,
@@ -105,7 +106,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 	metrics.MustRegister(registry.QuotaMetrics(s.records.Quota)...)
 	cfg := gateway.DefaultConfig()
 	cfg.Listen = s.listener.Addr().String()
-	opts.door(&cfg)
+	opts.Door(&cfg)
 	s.gateway, err = gateway.New(cfg, gateway.Deps{
 		Records: s.records, Directory: s.records, Publish: s.lanes.Publish, Discard: s.lanes.Discard, OpenMailbox: bus.Open,
 		Rows: s.rows, Cause: s.cause, Policy: s.policies.Current(), Metrics: metrics, Log: log,
@@ -114,7 +115,7 @@ func newStack(opts *options, log *slog.Logger) (_ *stack, err error) {
 		return nil, err
 	}
 	s.policies.OnChange(s.gateway.SetPolicy)
-	s.grpc, err = control.New(opts.grpcKeys, control.Deps{
+	s.grpc, err = control.New(opts.GRPCKeys, control.Deps{
 		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Longest: s.records.Longest, Width: bounds.Concurrency,
 		Limits: s.policies.Limits, Policy: s.policies.Control, Metrics: metrics, Log: log,
 	})
@@ -189,7 +190,7 @@ func (s *stack) waitReady(ctx context.Context) error {
 		if time.Since(said) > 2*time.Second {
 			said = time.Now().Add(8 * time.Second)
 			_, why := s.ready()
-			s.log.Warn("waiting for an engine", "why", why, "engines", s.opts.engines)
+			s.log.Warn("waiting for an engine", "why", why, "engines", s.opts.Engines)
 		}
 		select {
 		case <-look.C:
@@ -204,7 +205,7 @@ func (s *stack) listen() error {
 	for _, l := range []struct {
 		flag, address string
 		into          *net.Listener
-	}{{"--listen", s.opts.listen, &s.listener}, {"--grpc", s.opts.grpc, &s.grpcListener}, {"--admin", s.opts.admin, &s.adminListener}} {
+	}{{"--listen", s.opts.Listen, &s.listener}, {"--grpc", s.opts.GRPC, &s.grpcListener}, {"--admin", s.opts.Admin, &s.adminListener}} {
 		listener, err := listen(l.flag, l.address)
 		if err != nil {
 			return err

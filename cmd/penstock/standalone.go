@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 )
 
 // defaultEngine is where vLLM listens unless told otherwise.
@@ -29,7 +30,7 @@ flags win over variables, variables over the file. See: penstock config example.
   penstock standalone --engine sim
   penstock standalone --engine http://127.0.0.1:8000 --listen 0.0.0.0:4780 --api-keys keys.yaml`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts, err := prepare(cmd.Flags(), newStandalone)
+			opts, err := flags.Load(cmd.Flags(), newStandalone)
 			if err != nil {
 				return err
 			}
@@ -40,13 +41,13 @@ flags win over variables, variables over the file. See: penstock config example.
 	f.StringArray("engine", nil, `URL of a vLLM engine, or "sim" for the built-in simulated one; may be given several times`)
 	f.String("engine-api-key-file", "", "file with the API key that the engines ask for")
 	f.String("listen", "127.0.0.1:4780", "address of the OpenAI API")
-	grpcFlags(f)
-	lawFlag(f)
-	tiersFlag(f)
+	flags.AddGRPC(f)
+	flags.AddLaw(f)
+	flags.AddTiers(f)
 	f.String("admin", "127.0.0.1:4782", "address of metrics, probes and profiles; keep it on loopback")
-	policyFlags(f, false)
-	doorFlags(f)
-	commonFlags(f)
+	flags.AddPolicy(f, false)
+	flags.AddDoor(f)
+	flags.AddCommon(f)
 	return cmd
 }
 
@@ -68,15 +69,15 @@ or try the simulated engine: penstock standalone --engine sim`, defaultEngine, e
 	return defaultEngine, nil
 }
 
-func standalone(ctx context.Context, opts *options, stdout, stderr io.Writer) error {
-	if len(opts.engines) == 0 {
+func standalone(ctx context.Context, opts *flags.Options, stdout, stderr io.Writer) error {
+	if len(opts.Engines) == 0 {
 		found, err := findEngine(ctx)
 		if err != nil {
 			return err
 		}
-		opts.engines = []string{found}
+		opts.Engines = []string{found}
 	}
-	s, err := newStack(opts, newLogger(stderr, opts))
+	s, err := newStack(opts, flags.NewLogger(stderr, opts))
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"penstock/agent/control"
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/flags"
 	"penstock/vllm/vllmtest"
 )
 
@@ -111,7 +112,7 @@ func TestStatusOverTLS(t *testing.T) {
 		return path
 	}
 	cert, keyFile := file("cert.pem", "CERTIFICATE", der), file("key.pem", "PRIVATE KEY", private)
-	p := startProcess(t, func(o *options) { o.grpcKeys = control.Config{Cert: cert, Key: keyFile, ClientCA: cert} }, vllmtest.Start(t).URL())
+	p := startProcess(t, func(o *flags.Options) { o.GRPCKeys = control.Config{Cert: cert, Key: keyFile, ClientCA: cert} }, vllmtest.Start(t).URL())
 	for _, with := range [][]string{nil, {"--ca", cert}, {"--ca", cert, "--cert", cert, "--key", keyFile}} {
 		var out, problem bytes.Buffer
 		args := append([]string{"status", "--grpc", p.grpcListener.Addr().String()}, with...)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"penstock/cmd/penstock/flags"
 	"penstock/vllm/vllmtest"
 )
 
@@ -23,7 +24,7 @@ func TestManyTenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := vllmtest.Start(t)
-	p := startProcess(t, func(o *options) { o.policyFile = file }, e.URL())
+	p := startProcess(t, func(o *flags.Options) { o.PolicyFile = file }, e.URL())
 	come := func(from, n int) {
 		t.Helper()
 		next := make(chan int)
