@@ -126,7 +126,12 @@ var allowed = map[string][]string{
 	"cmd/penstock/neighbours": {"cmd/penstock/exit", "abort", "fleet", "gossip"},
 	"cmd/penstock/reload":     {"cmd/penstock/exit", "cmd/penstock/show"},
 	"cmd/penstock/show":       {"cmd/penstock/exit"},
-	"cmd/penstock/status":     {"cmd/penstock/exit", "cmd/penstock/show", "fleet", "proto/penstock/v1"},
+	"cmd/penstock/stack": { // the one place where adapters meet
+		"cmd/penstock/exit", "cmd/penstock/flags", "cmd/penstock/neighbours", "cmd/penstock/reload",
+		"admin", "agent", "agent/control", "agent/health", "fleet", "gateway", "gateway/direct", "lane", "policy", "policy/source", "policy/source/nacos", "policy/source/redis",
+		"queue/memory", "queue/rocketmq", "reason", "registry", "registry/memory", "registry/redis", "response", "response/memory", "response/redis", "sim/engine", "systemd", "v1", "vllm/simengine",
+	},
+	"cmd/penstock/status": {"cmd/penstock/exit", "cmd/penstock/show", "fleet", "proto/penstock/v1"},
 
 	"cmd/penstock-nvml": {"scraper/nvml/wire"},
 }

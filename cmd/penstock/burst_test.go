@@ -111,7 +111,7 @@ func TestOverload(t *testing.T) {
 	arrivals := load.Poisson(shapes, rate, int(rate*seconds), 3)
 	bare := alone(t, cfg.Engine, arrivals)
 	outcomes, err := load.Run(t.Context(), load.Config{
-		URL: "http://" + p.address(), Model: cfg.Model, Arrivals: arrivals,
+		URL: "http://" + p.Address(), Model: cfg.Model, Arrivals: arrivals,
 		BytesPerToken: 1, Patience: 30 * time.Second, SLO: load.DefaultSLO, Seed: 1,
 	})
 	if err != nil {
@@ -179,7 +179,7 @@ func TestLostScrapes(t *testing.T) {
 					p.bound("request: %v", r)
 				}
 				starts = append(starts, time.Now())
-				rows := p.rows()
+				rows := p.Rows()
 				if i := slices.IndexFunc(rows, func(r fleet.Row) bool { return r.State != reason.OK }); i >= 0 {
 					states = append(states, rows[i].State)
 				}

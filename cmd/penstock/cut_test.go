@@ -32,8 +32,8 @@ func (p *process) rest(e *vllmtest.Engine) rest {
 		Waiting: p.metric("penstock_lane_backlog_requests"), Permits: p.metric("penstock_lane_permits", "state=used"),
 		InEngine: e.InFlight(),
 	}
-	r.Lanes, r.Messages, _ = p.lanes.Len()
-	_, r.Outstanding = p.records.Len()
+	r.Lanes, r.Messages, _ = p.Lanes.Len()
+	_, r.Outstanding = p.Records.Len()
 	return r
 }
 
@@ -67,7 +67,7 @@ func TestCuts(t *testing.T) {
 		return runtime.NumGoroutine() <= goroutines+8 && descriptors(t) <= files+8
 	})
 	goroutinesAfter, filesAfter := runtime.NumGoroutine(), descriptors(t)
-	records, _ := p.records.Len()
+	records, _ := p.Records.Len()
 	if records > 16_384 {
 		t.Errorf("%d records, want at most 16384 finished ones", records)
 	}

@@ -19,6 +19,7 @@ import (
 	"penstock/cmd/penstock/exit"
 	"penstock/cmd/penstock/flags"
 	"penstock/cmd/penstock/show"
+	"penstock/cmd/penstock/stack"
 	"penstock/gateway"
 	"penstock/load"
 	"penstock/scheduler"
@@ -87,7 +88,7 @@ tokens within 100 ms each in the mean, and no gap was longer than 1 s.`,
 // demoEngine is a small engine: 16k KV tokens, so that memory binds at a rate that
 // two engines and their clients can sustain on two cores.
 func demoEngine() simengine.Config {
-	cfg := defaultSim(1)
+	cfg := simengine.DefaultConfig()
 	cfg.Engine.Blocks, cfg.Engine.MaxSeqs, cfg.Engine.MaxBatchedTokens = 1025, 64, 1024
 	cfg.Engine.Base, cfg.Engine.PerPrefillToken, cfg.Engine.PerSeq = 12*time.Millisecond, 50*time.Microsecond, 50*time.Microsecond
 	return cfg
@@ -172,7 +173,7 @@ func runDemo(ctx context.Context, cfg demoConfig, stdout, stderr io.Writer) (err
 	if err := loads.Wait(); err != nil {
 		return err
 	}
-	rows[0].stats, rows[1].stats = bare.server.Stats(), fronted.server.Stats()
+	rows[0].stats, rows[1].stats = bare.Stats(), fronted.Stats()
 	return printDemo(stdout, rows)
 }
 
@@ -196,13 +197,13 @@ func (r *rig) end() error {
 	return r.group.Wait()
 }
 
-func (r *rig) run(p part) {
+func (r *rig) run(p func(context.Context) error) {
 	r.group.Go(func() error { defer r.stop(); return p(r.ctx) })
 }
 
 // engine starts a simulated engine.
-func (r *rig) engine(cfg simengine.Config) (*simulated, error) {
-	sim, err := newSimulated("127.0.0.1:0", cfg)
+func (r *rig) engine(cfg simengine.Config) (*stack.Simulated, error) {
+	sim, err := stack.NewSimulated("127.0.0.1:0", cfg)
 	if err == nil {
 		r.run(sim.Run)
 	}
@@ -211,11 +212,11 @@ func (r *rig) engine(cfg simengine.Config) (*simulated, error) {
 
 // behind starts a simulated engine and penstock in front of it, with a policy's file
 // or, "", none, and returns once it is ready.
-func (r *rig) behind(cfg simengine.Config, policy string) (sim *simulated, url string, err error) {
+func (r *rig) behind(cfg simengine.Config, policy string) (sim *stack.Simulated, url string, err error) {
 	if sim, err = r.engine(cfg); err != nil {
 		return nil, "", err
 	}
-	s, err := newStack(&flags.Options{
+	s, err := stack.NewStandalone(&flags.Options{
 		Engines: []string{sim.URL()}, Listen: "127.0.0.1:0", GRPC: "127.0.0.1:0", Admin: "127.0.0.1:0", PolicyFile: policy,
 		SLOTTFT: load.DefaultSLO.TTFT, RefuseLaw: gateway.LawRate, Law: scheduler.DefaultConfig().Law, Grace: 5 * time.Second,
 	}, r.log)
@@ -223,11 +224,11 @@ func (r *rig) behind(cfg simengine.Config, policy string) (sim *simulated, url s
 		return nil, "", err
 	}
 	ready := make(chan struct{})
-	s.onReady = func(string) { close(ready) }
+	s.OnReady = func(string) { close(ready) }
 	r.run(s.Run)
 	select {
 	case <-ready:
-		return sim, "http://" + s.address(), nil
+		return sim, "http://" + s.Address(), nil
 	case <-r.ctx.Done():
 		return nil, "", r.ctx.Err()
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"penstock/cmd/penstock/show"
+	"penstock/cmd/penstock/stack"
 	"penstock/load"
 	"penstock/policy/apikey"
 	"penstock/quota"
@@ -94,7 +95,7 @@ type side struct {
 	policy bool    // behind penstock
 
 	url         string
-	sim         *simulated
+	sim         *stack.Simulated
 	done, total atomic.Int64
 	outcomes    [][]load.Outcome // by tenant
 	stats       engine.Stats
@@ -157,7 +158,7 @@ func runTenants(ctx context.Context, cfg demoConfig, stderr io.Writer) (_ *tenan
 		return nil, err
 	}
 	for _, s := range sides {
-		s.stats = s.sim.server.Stats()
+		s.stats = s.sim.Stats()
 	}
 	return newTenantsReport(cfg, most, perMinute, sides), nil
 }

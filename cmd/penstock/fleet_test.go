@@ -71,7 +71,7 @@ func TestTwoModels(t *testing.T) {
 	other := vllmtest.Start(t, vllmtest.WithConfig(func(c *simengine.Config) { c.Model = "other" }))
 	p := startProcess(t, nil, urls(tiny, other)...)
 	p.until("both models are there", func() bool {
-		resp, err := p.client.Get("http://" + p.address() + "/v1/models")
+		resp, err := p.client.Get("http://" + p.Address() + "/v1/models")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -66,12 +66,12 @@ lanes: {patterns: [{tier: trial, %s}]}
 	if n := p.metric("penstock_requests_total", "tier=trial", "model=tiny", "outcome=ok"); n != 6 {
 		p.bound("%v trials counted, want 6", n)
 	}
-	old := p.policies.Current().Hash
+	old := p.Policy().Hash
 	write("{name: top}, {name: vip}, {name: trial}", "concurrency: 100")
-	if err := p.again.Reload(); err != nil {
+	if err := p.Reload(); err != nil {
 		t.Fatal(err)
 	}
-	hash := p.policies.Current().Hash
+	hash := p.Policy().Hash
 	if p.metric("penstock_policy_info", "hash="+hash) != 1 || hash == old {
 		t.Errorf("penstock_policy_info does not say %s", hash)
 	}
@@ -87,18 +87,18 @@ lanes: {patterns: [{tier: trial, %s}]}
 		t.Errorf("with room for 100: %v waited for another", n-before)
 	}
 	write("{name: top}, {name: vip}, {name: trial}", "starts-per-second: 5")
-	if err := p.again.Reload(); err != nil {
+	if err := p.Reload(); err != nil {
 		t.Fatal(err)
 	}
-	hash = p.policies.Current().Hash
+	hash = p.Policy().Hash
 	if took := all(); took < 600*time.Millisecond {
 		p.bound("six starts at 5 per second took %v, want 800 ms but for the tolerance of one", took)
 	}
 	if err := os.WriteFile(file, []byte("tears: []\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.again.Reload(); err == nil || p.policies.Current().Hash != hash {
-		t.Errorf("a wrong file: %v, hash %s; want the old one", err, p.policies.Current().Hash)
+	if err := p.Reload(); err == nil || p.Policy().Hash != hash {
+		t.Errorf("a wrong file: %v, hash %s; want the old one", err, p.Policy().Hash)
 	}
 	if n := p.metric("penstock_policy_reload_failures_total"); n < 1 {
 		t.Errorf("%v failures counted", n)

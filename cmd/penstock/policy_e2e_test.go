@@ -50,12 +50,12 @@ func TestRealPolicyReloads(t *testing.T) {
 	}
 	push := func(i int) {
 		t.Helper()
-		next, before := text(i), p.policies.Current().Hash
+		next, before := text(i), p.Policy().Hash
 		if err := at.Replace(t.Context(), old, next); err != nil {
 			t.Fatal(err)
 		}
 		old = next
-		p.until(fmt.Sprintf("policy %d", i), func() bool { return p.policies.Current().Hash != before })
+		p.until(fmt.Sprintf("policy %d", i), func() bool { return p.Policy().Hash != before })
 	}
 	push(0)
 	var over atomic.Bool
@@ -105,11 +105,11 @@ func TestRealPolicyReloads(t *testing.T) {
 	if peak > most || peak < 2 {
 		t.Errorf("up to %v ran in a lane, want more than one and at most %d", peak, most)
 	}
-	last := p.policies.Current()
+	last := p.Policy()
 	raw.Del(t.Context(), back.Policy.Key)
 	raw.Publish(t.Context(), back.Policy.Key, "")
-	p.until("gone", func() bool { return strings.Contains(p.policies.State().Problem, "is gone") })
-	if p.policies.Current() != last {
+	p.until("gone", func() bool { return strings.Contains(p.PolicyState().Problem, "is gone") })
+	if p.Policy() != last {
 		t.Error("a key that is gone took the policy with it")
 	}
 	t.Logf("%d reloads in %v, %d requests answered, %v at once in a lane", reloads, took.Round(time.Millisecond), answered.Load(), peak)

@@ -24,6 +24,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"penstock/cmd/penstock/flags"
+	"penstock/cmd/penstock/stack"
 	"penstock/scheduler"
 	"penstock/vllm/vllmtest"
 )
@@ -38,7 +39,7 @@ const clientLimit = time.Minute
 // process is a whole standalone penstock under test, in front of engines.
 type process struct {
 	t *testing.T
-	*stack
+	*stack.Standalone
 	log    *logLines
 	client *http.Client // of the API
 	ops    *http.Client // of the admin listener
@@ -61,15 +62,15 @@ func startProcess(t *testing.T, edit func(*flags.Options), engines ...string) *p
 		edit(opts)
 	}
 	p := &process{t: t, log: &logLines{}, ended: make(chan struct{})}
-	s, err := newStack(opts, slog.New(slog.NewTextHandler(p.log, nil)))
+	s, err := stack.NewStandalone(opts, slog.New(slog.NewTextHandler(p.log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.stack = s
+	p.Standalone = s
 	transport := &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true}
 	p.client = &http.Client{Transport: transport, Timeout: clientLimit}
 	p.ops = p.client
-	conn, err := grpc.NewClient(s.grpcListener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(s.GRPCAddress(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +155,7 @@ func (p *process) until(what string, holds func() bool) {
 // page gets one page of the admin listener.
 func (p *process) page(path string) (status int, body []byte) {
 	p.t.Helper()
-	resp, err := p.ops.Get("http://" + p.adminListener.Addr().String() + path)
+	resp, err := p.ops.Get("http://" + p.AdminAddress() + path)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -237,7 +238,7 @@ const (
 
 // send posts a completion; header is "name", "value", ….
 func (p *process) send(ctx context.Context, body string, header ...string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.address()+"/v1/completions", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.Address()+"/v1/completions", strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ func TestReload(t *testing.T) {
 	}
 	p := startProcess(t, func(o *flags.Options) { o.PolicyFile, o.Settings = file, given.Settings }, vllmtest.Start(t).URL())
 	reload := func(args ...string) (int, string, string) {
-		return penstock(append([]string{"reload", "--admin", p.adminListener.Addr().String()}, args...)...)
+		return penstock(append([]string{"reload", "--admin", p.AdminAddress()}, args...)...)
 	}
 	has := func(step string, wantCode int, parts ...string) {
 		t.Helper()
@@ -54,7 +54,7 @@ func TestReload(t *testing.T) {
 	has("a new policy", exit.OK, "policy applied "+file, "was ")
 	write(file, "tiers: [{name: a}]\n\ntears: []\n")
 	has("a wrong one", exit.Failed, "policy refused", "line 3", "\n    tears: []\n    ^", "settings unchanged")
-	if got := strings.Join(p.policies.Current().TierNames(), ""); got != "ab" {
+	if got := strings.Join(p.Policy().TierNames(), ""); got != "ab" {
 		t.Errorf("tiers %s, want those of before", got)
 	}
 	write(file, "tiers: [{name: a}, {name: b}]\n")
@@ -69,7 +69,7 @@ func TestReload(t *testing.T) {
 	if code, _, problem := penstock("reload", "--admin", "127.0.0.1:1"); code != exit.Unreachable || !strings.Contains(problem, "a gateway's is 127.0.0.1:4785") {
 		t.Errorf("nobody there: code %d, %q", code, problem)
 	}
-	if code, _, problem := penstock("reload", "--admin", p.address()); code != exit.Failed || !strings.Contains(problem, "is no admin listener") {
+	if code, _, problem := penstock("reload", "--admin", p.Address()); code != exit.Failed || !strings.Contains(problem, "is no admin listener") {
 		t.Errorf("not an admin listener: code %d, %q", code, problem)
 	}
 }
@@ -87,15 +87,15 @@ func TestPolicyFromRedis(t *testing.T) {
 	if r := p.post(completion(20, 4, "")); r.status != 200 {
 		p.bound("without a policy: %v", r)
 	}
-	grpc := p.grpcListener.Addr().String()
+	grpc := p.GRPCAddress()
 	if _, out, _ := penstock("status", "--grpc", grpc); !strings.Contains(out, " none ") {
 		t.Errorf("status %s, want policy none", out)
 	}
 	if code, _, problem := penstock("policy", "push", policyIn(t, "tiers: [{name: a}, {name: b}]\n"), "--yes", "--redis", m.Addr()); code != exit.OK {
 		t.Fatal(problem)
 	}
-	p.until("the policy", func() bool { return p.policies.Current().DefaultTier() == "b" })
-	hash := p.policies.Current().Hash
+	p.until("the policy", func() bool { return p.Policy().DefaultTier() == "b" })
+	hash := p.Policy().Hash
 	if r := p.post(completion(20, 4, ""), "X-Penstock-Tier", "a"); r.status != 200 {
 		p.bound("in its tier: %v", r)
 	}
@@ -106,12 +106,12 @@ func TestPolicyFromRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Publish("penstock:policy", "")
-	p.until("refused", func() bool { return strings.Contains(p.policies.State().Problem, "tears") })
+	p.until("refused", func() bool { return strings.Contains(p.PolicyState().Problem, "tears") })
 	if _, out, _ := penstock("status", "--grpc", grpc); !strings.Contains(out, hash[:8]+" behind") || !strings.Contains(out, "tears") {
 		t.Errorf("status %s, want it behind and why", out)
 	}
 	m.Close()
-	p.until("away", func() bool { return strings.Contains(p.policies.State().Problem, "cannot be read") })
+	p.until("away", func() bool { return strings.Contains(p.PolicyState().Problem, "cannot be read") })
 	if r := p.post(completion(20, 4, ""), "X-Penstock-Tier", "a"); r.status != 200 {
 		p.bound("with Redis away: %v", r)
 	}

@@ -1,18 +1,13 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/stack"
 	"penstock/vllm/simengine"
 )
 
@@ -23,7 +18,7 @@ func newSim() *cobra.Command {
 }
 
 func newSimEngine() *cobra.Command {
-	cfg := defaultSim(1)
+	cfg := simengine.DefaultConfig()
 	var listen string
 	var kvTokens int
 	cmd := &cobra.Command{
@@ -39,7 +34,7 @@ step + per-prefill-token x prompt tokens + per-sequence x sequences that decode 
 				return exit.Usagef("--kv-tokens %d with --block-size %d: want at least one block", kvTokens, cfg.Engine.BlockSize)
 			}
 			cfg.Engine.Blocks = kvTokens/cfg.Engine.BlockSize + 1 // the null block holds nothing
-			sim, err := newSimulated(listen, cfg)
+			sim, err := stack.NewSimulated(listen, cfg)
 			if err != nil {
 				return err
 			}
@@ -63,52 +58,4 @@ step + per-prefill-token x prompt tokens + per-sequence x sequences that decode 
 	f.DurationVar(&cfg.Engine.PerSeq, "per-sequence", cfg.Engine.PerSeq, "time per sequence that decodes")
 	f.DurationVar(&cfg.Engine.PerKVToken, "per-kv-token", cfg.Engine.PerKVToken, "time per KV token held")
 	return cmd
-}
-
-// defaultSim is an engine small enough to fill by hand: an 8B model on a shared GPU.
-func defaultSim(seed uint64) simengine.Config {
-	cfg := simengine.DefaultConfig()
-	cfg.Seed = seed
-	return cfg
-}
-
-// simulated is a simulated engine on its own listener.
-type simulated struct {
-	server   *simengine.Server
-	listener net.Listener
-}
-
-func newSimulated(address string, cfg simengine.Config) (*simulated, error) {
-	server, err := simengine.New(cfg)
-	if err != nil {
-		return nil, exit.Usagef("%w", err)
-	}
-	listener, err := net.Listen("tcp", address)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, exit.Usagef("--listen %s is in use by another process: choose another address with --listen", address)
-	}
-	if err != nil {
-		return nil, exit.Usagef("--listen %s: %w", address, err)
-	}
-	return &simulated{server, listener}, nil
-}
-
-func (s *simulated) URL() string { return "http://" + s.listener.Addr().String() }
-
-// Run serves until ctx ends. Answers in progress are cut: so does a killed engine.
-func (s *simulated) Run(ctx context.Context) error {
-	web := &http.Server{Handler: s.server.Handler(), ReadHeaderTimeout: 10 * time.Second}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var group errgroup.Group
-	group.Go(func() error { defer cancel(); return s.server.Run(ctx) })
-	group.Go(func() error {
-		defer cancel()
-		if err := web.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	})
-	group.Go(func() error { <-ctx.Done(); return web.Close() })
-	return group.Wait()
 }

@@ -15,17 +15,19 @@ import (
 	"time"
 
 	"penstock/cmd/penstock/exit"
+	"penstock/cmd/penstock/stack"
 	"penstock/sim/fit"
 	"penstock/sim/world"
+	"penstock/vllm/simengine"
 )
 
 // fitLab is a small, fast simulated engine.
-func fitLab(t *testing.T) *simulated {
+func fitLab(t *testing.T) *stack.Simulated {
 	t.Helper()
-	cfg := defaultSim(1)
+	cfg := simengine.DefaultConfig()
 	cfg.Engine.Blocks, cfg.Engine.MaxSeqs, cfg.Engine.MaxBatchedTokens = 1001, 32, 1024
 	cfg.Engine.Base, cfg.Engine.PerPrefillToken = 4*time.Millisecond, 20*time.Microsecond
-	engine, err := newSimulated("127.0.0.1:0", cfg)
+	engine, err := stack.NewSimulated("127.0.0.1:0", cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"penstock/cmd/penstock/exit"
 	"penstock/cmd/penstock/flags"
+	"penstock/cmd/penstock/stack"
 )
 
 // defaultEngine is where vLLM listens unless told otherwise.
@@ -77,22 +78,22 @@ func standalone(ctx context.Context, opts *flags.Options, stdout, stderr io.Writ
 		}
 		opts.Engines = []string{found}
 	}
-	s, err := newStack(opts, flags.NewLogger(stderr, opts))
+	s, err := stack.NewStandalone(opts, flags.NewLogger(stderr, opts))
 	if err != nil {
 		return err
 	}
-	s.onReady = func(model string) { printReady(stdout, s, model) }
+	s.OnReady = func(model string) { printReady(stdout, s, model) }
 	return s.Run(ctx)
 }
 
 // printReady says how to send the first request.
-func printReady(w io.Writer, s *stack, model string) {
+func printReady(w io.Writer, s *stack.Standalone, model string) {
 	auth := ""
-	if s.policies.Current().Authenticates() {
+	if s.Policy().Authenticates() {
 		auth = " -H 'Authorization: Bearer YOUR_KEY'"
 	}
 	_, _ = fmt.Fprintf(w, `READY  OpenAI API on http://%s  (metrics and state: http://%s)
   curl -N http://%s/v1/chat/completions%s -H 'Content-Type: application/json' -d '{"model":"%s","stream":true,"max_tokens":32,"messages":[{"role":"user","content":"Hello"}]}'
 Ctrl-C drains and ends.
-`, s.address(), s.adminListener.Addr(), s.address(), auth, model)
+`, s.Address(), s.AdminAddress(), s.Address(), auth, model)
 }

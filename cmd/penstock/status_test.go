@@ -28,7 +28,7 @@ func TestStatusOfFaults(t *testing.T) {
 	p := startProcess(t, nil, e.URL(), other.URL())
 	penstock := func(args ...string) (code int, out, problem string) {
 		var stdout, stderr bytes.Buffer
-		code = run(append(args, "--grpc", p.grpcListener.Addr().String()), &stdout, &stderr)
+		code = run(append(args, "--grpc", p.GRPCAddress()), &stdout, &stderr)
 		return code, stdout.String(), stderr.String()
 	}
 	p.until("both open", func() bool {
@@ -39,17 +39,17 @@ func TestStatusOfFaults(t *testing.T) {
 	other.Stop()
 	p.until("blind", func() bool {
 		code, out, problem := penstock("status")
-		return code == exit.Unhealthy && strings.HasPrefix(out, "1 of 2 engines closed: "+p.nodes[1]+" blind ") &&
+		return code == exit.Unhealthy && strings.HasPrefix(out, "1 of 2 engines closed: "+p.Nodes[1]+" blind ") &&
 			strings.Contains(out, "connection refused") && strings.Contains(problem, "1 engine is blind, stuck, down or gone")
 	})
 
 	open := p.open(completion(20, 900, streamed))
 	drained := make(chan string, 1)
 	go func() {
-		code, out, problem := penstock("drain", p.nodes[0])
+		code, out, problem := penstock("drain", p.Nodes[0])
 		drained <- strings.Repeat("failed: ", min(code, 1)) + problem + out
 	}()
-	p.until("draining", func() bool { _, out, _ := penstock("status"); return strings.Contains(out, p.nodes[0]+" draining") })
+	p.until("draining", func() bool { _, out, _ := penstock("status"); return strings.Contains(out, p.Nodes[0]+" draining") })
 	if r := p.post(completion(20, 4, "")); r.status != 503 {
 		t.Errorf("a request while all is closed: %v, want 503", r)
 	}
@@ -64,7 +64,7 @@ func TestStatusOfFaults(t *testing.T) {
 	if text := <-drained; !strings.Contains(text, "1 request in flight") || !strings.Contains(text, "is drained after") || strings.HasPrefix(text, "failed") {
 		t.Errorf("drain said %q, want its progress and the end", text)
 	}
-	if code, _, problem := penstock("resume", p.nodes[0]); code != exit.OK {
+	if code, _, problem := penstock("resume", p.Nodes[0]); code != exit.OK {
 		t.Errorf("resume: %s", problem)
 	}
 	p.until("served again", func() bool { return p.post(completion(20, 4, "")).status == 200 })
@@ -75,7 +75,7 @@ func TestStatusOfFaults(t *testing.T) {
 			id, _, _ = strings.Cut(rest, " ")
 		}
 	}
-	if code, out, problem := penstock("status", "request", id); code != exit.OK || !strings.Contains(out, id+" is finished on "+p.nodes[0]) {
+	if code, out, problem := penstock("status", "request", id); code != exit.OK || !strings.Contains(out, id+" is finished on "+p.Nodes[0]) {
 		t.Errorf("status request %s: code %d, %q %q; want it finished", id, code, out, problem)
 	}
 	if code, out, problem := penstock("status", "lanes"); code != exit.OK || !strings.Contains(out, "default") || !strings.Contains(out, "tiny") {
@@ -115,13 +115,13 @@ func TestStatusOverTLS(t *testing.T) {
 	p := startProcess(t, func(o *flags.Options) { o.GRPCKeys = control.Config{Cert: cert, Key: keyFile, ClientCA: cert} }, vllmtest.Start(t).URL())
 	for _, with := range [][]string{nil, {"--ca", cert}, {"--ca", cert, "--cert", cert, "--key", keyFile}} {
 		var out, problem bytes.Buffer
-		args := append([]string{"status", "--grpc", p.grpcListener.Addr().String()}, with...)
+		args := append([]string{"status", "--grpc", p.GRPCAddress()}, with...)
 		if code := run(args, &out, &problem); code != exit.OK || !strings.HasPrefix(out.String(), "the engine is open\n") {
 			t.Errorf("%v: code %d, %q %q; want the engine open", args, code, out.String(), problem.String())
 		}
 	}
 	var out, problem bytes.Buffer
-	if code := run([]string{"status", "--grpc", p.grpcListener.Addr().String(), "--ca", "system"}, &out, &problem); code != exit.Unreachable || !strings.Contains(problem.String(), "unknown authority") {
+	if code := run([]string{"status", "--grpc", p.GRPCAddress(), "--ca", "system"}, &out, &problem); code != exit.Unreachable || !strings.Contains(problem.String(), "unknown authority") {
 		t.Errorf("another authority: code %d, %q; want that it is unknown", code, problem.String())
 	}
 }

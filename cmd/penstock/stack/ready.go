@@ -1,20 +1,14 @@
-package main
+package stack
 
 import (
+	"context"
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
+	"penstock/admin"
 )
-
-// newMetrics is a registry with the process's own metrics.
-func newMetrics() *prometheus.Registry {
-	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return metrics
-}
 
 // readiness is what the parts of a process say of themselves, by name.
 type readiness map[string]func() (bool, string)
@@ -59,5 +53,36 @@ func logReady(log *slog.Logger, was *string, ready func() (bool, string)) {
 		log.Info("ready")
 	} else {
 		log.Warn("not ready", "why", why)
+	}
+}
+
+func alive() (bool, string) { return true, "" }
+
+// newAdmins makes the loopback server and the one for all interfaces.
+func newAdmins(role string, deps admin.Deps) (private, public *admin.Server, err error) {
+	cfg := admin.DefaultConfig()
+	cfg.Name = role
+	if private, err = admin.New(cfg, deps); err != nil {
+		return nil, nil, err
+	}
+	cfg.Debug = false
+	public, err = admin.New(cfg, deps)
+	return private, public, err
+}
+
+// watchReady logs when readiness changes.
+func watchReady(log *slog.Logger, ready func() (bool, string)) part {
+	return func(ctx context.Context) error {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		was := ""
+		for {
+			select {
+			case <-tick.C:
+				logReady(log, &was, ready)
+			case <-ctx.Done():
+				return nil
+			}
+		}
 	}
 }

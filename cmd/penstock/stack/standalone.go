@@ -1,4 +1,6 @@
-package main
+// Package stack wires the processes of penstock out of their options: standalone, agent
+// and gateway. It is the one place where adapters meet.
+package stack
 
 import (
 	"context"
@@ -24,37 +26,39 @@ import (
 	"penstock/fleet"
 	"penstock/gateway"
 	"penstock/policy"
+	"penstock/policy/source"
 	queuememory "penstock/queue/memory"
 	"penstock/registry"
 	registrymemory "penstock/registry/memory"
 	"penstock/response"
 	responsememory "penstock/response/memory"
+	"penstock/vllm/simengine"
 )
 
-// stack is standalone's parts, wired; Run lets them run.
-type stack struct {
-	opts    *flags.Options
-	log     *slog.Logger
-	onReady func(model string) // called once, when the first engine can take work
+// Standalone is standalone's parts, wired; Run lets them run.
+type Standalone struct {
+	OnReady func(model string) // called once, when the first engine can take work; set before Run
+	Nodes   []string           // names of agents, in the order of --engine; not to be changed
+	Records *registrymemory.Registry
+	Lanes   *queuememory.Queue
 
-	sims     []*simulated
-	nodes    []string // names of agents
+	opts     *flags.Options
+	log      *slog.Logger
+	sims     []*Simulated
 	agents   []*agent.Agent
 	gateway  *gateway.Gateway
 	grpc     *control.Server
 	admin    *admin.Server
-	records  *registrymemory.Registry
-	lanes    *queuememory.Queue
 	policies *policies
 	again    *reloader
 
 	listener, grpcListener, adminListener net.Listener
 }
 
-// newStack opens the listeners and wires everything; nothing runs yet. The order
+// NewStandalone opens the listeners and wires everything; nothing runs yet. The order
 // is the way of a request, backwards.
-func newStack(opts *flags.Options, log *slog.Logger) (_ *stack, err error) {
-	s := &stack{opts: opts, log: log}
+func NewStandalone(opts *flags.Options, log *slog.Logger) (_ *Standalone, err error) {
+	s := &Standalone{opts: opts, log: log}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -71,13 +75,13 @@ func newStack(opts *flags.Options, log *slog.Logger) (_ *stack, err error) {
 	s.again = newReloader(s.policies, nil, opts.Settings)
 	bus := responsememory.New()
 	bounds := queuememory.DefaultConfig()
-	s.lanes, err = queuememory.New(bounds)
+	s.Lanes, err = queuememory.New(bounds)
 	if err != nil {
 		return nil, err
 	}
 	records := registrymemory.DefaultConfig()
 	records.Terminal, records.Rank, records.Pace, records.Bounds = response.Terminal, s.policies.Rank, s.policies.Pace, s.policies.Bounds
-	s.records, err = registrymemory.New(records, bus.Append, s.cancel)
+	s.Records, err = registrymemory.New(records, bus.Append, s.cancel)
 	if err != nil {
 		return nil, err
 	}
@@ -92,31 +96,31 @@ func newStack(opts *flags.Options, log *slog.Logger) (_ *stack, err error) {
 		cfg.LeaveAfter = 0 // a lane in memory costs nothing to leave: its requests go to the other engines at once
 		cfg.Engine.APIKey, cfg.Grace, cfg.Scheduler.Law, cfg.Scheduler.Tiers = opts.EngineKey, opts.Grace, opts.Law, s.policies.Tiers()
 		node, err := agent.New(cfg, agent.Deps{
-			Records: s.records, Directory: s.records, Consumer: s.lanes.Consumer(name), Append: bus.Append, Peers: s.rows, Backlog: s.records.Backlog, LaneLimit: s.policies.Concurrency,
+			Records: s.Records, Directory: s.Records, Consumer: s.Lanes.Consumer(name), Append: bus.Append, Peers: s.Rows, Backlog: s.Records.Backlog, LaneLimit: s.policies.Concurrency,
 			Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, metrics), Log: log,
 		})
 		if err != nil {
 			return nil, err
 		}
 		s.policies.OnChange(func(p *policy.Policy) { node.SetTiers(p.Tiers) })
-		s.nodes = append(s.nodes, name)
+		s.Nodes = append(s.Nodes, name)
 		s.agents = append(s.agents, node)
 	}
-	metrics.MustRegister(newLaneGauges(s.records.Backlog, s.health, bounds.Concurrency, s.policies.Current))
-	metrics.MustRegister(registry.QuotaMetrics(s.records.Quota)...)
+	metrics.MustRegister(newLaneGauges(s.Records.Backlog, s.health, bounds.Concurrency, s.policies.Current))
+	metrics.MustRegister(registry.QuotaMetrics(s.Records.Quota)...)
 	cfg := gateway.DefaultConfig()
 	cfg.Listen = s.listener.Addr().String()
 	opts.Door(&cfg)
 	s.gateway, err = gateway.New(cfg, gateway.Deps{
-		Records: s.records, Directory: s.records, Publish: s.lanes.Publish, Discard: s.lanes.Discard, OpenMailbox: bus.Open,
-		Rows: s.rows, Cause: s.cause, Policy: s.policies.Current(), Metrics: metrics, Log: log,
+		Records: s.Records, Directory: s.Records, Publish: s.Lanes.Publish, Discard: s.Lanes.Discard, OpenMailbox: bus.Open,
+		Rows: s.Rows, Cause: s.cause, Policy: s.policies.Current(), Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.policies.OnChange(s.gateway.SetPolicy)
 	s.grpc, err = control.New(opts.GRPCKeys, control.Deps{
-		Agents: spoken(s.agents), Engines: s.records.Engines, Peers: s.rows, Lookup: s.records.Lookup, Backlog: s.records.Backlog, Longest: s.records.Longest, Width: bounds.Concurrency,
+		Agents: spoken(s.agents), Engines: s.Records.Engines, Peers: s.Rows, Lookup: s.Records.Lookup, Backlog: s.Records.Backlog, Longest: s.Records.Longest, Width: bounds.Concurrency,
 		Limits: s.policies.Limits, Policy: s.policies.Control, Metrics: metrics, Log: log,
 	})
 	if err != nil {
@@ -131,14 +135,14 @@ func newStack(opts *flags.Options, log *slog.Logger) (_ *stack, err error) {
 // Run serves until ctx ends, then drains: the gateway first, so that open answers
 // finish, then the agents, then what observes them. Any part that ends early
 // takes the others down in the same order.
-func (s *stack) Run(ctx context.Context) error {
+func (s *Standalone) Run(ctx context.Context) error {
 	defer s.close()
 	agents := make([]part, len(s.agents))
 	for i, a := range s.agents {
 		agents[i] = a.Run
 	}
 	rest := []part{
-		s.records.Run, s.policies.Run, s.hangup,
+		s.Records.Run, s.policies.Run, s.hangup,
 		func(ctx context.Context) error { return s.grpc.Serve(ctx, s.grpcListener) },
 		func(ctx context.Context) error { return s.admin.Serve(ctx, s.adminListener) },
 	}
@@ -153,14 +157,14 @@ func (s *stack) Run(ctx context.Context) error {
 }
 
 // hangup reads the policy again at SIGHUP, until ctx ends.
-func (s *stack) hangup(ctx context.Context) error {
+func (s *Standalone) hangup(ctx context.Context) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
 	defer signal.Stop(signals)
 	for {
 		select {
 		case <-signals:
-			if err := s.again.Reload(); err != nil {
+			if err := s.Reload(); err != nil {
 				s.log.Error("reload refused, that part stays as it was", "err", err)
 			} else {
 				s.log.Info("reloaded")
@@ -173,15 +177,15 @@ func (s *stack) hangup(ctx context.Context) error {
 
 // waitReady calls onReady once an engine takes work, says what it waits for until
 // then, and returns when ctx ends.
-func (s *stack) waitReady(ctx context.Context) error {
+func (s *Standalone) waitReady(ctx context.Context) error {
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
 	said := time.Now()
 	for {
 		for _, h := range s.health() {
 			if h.Ready {
-				if s.onReady != nil {
-					s.onReady(h.Models[0])
+				if s.OnReady != nil {
+					s.OnReady(h.Models[0])
 				}
 				<-ctx.Done()
 				return nil
@@ -201,7 +205,7 @@ func (s *stack) waitReady(ctx context.Context) error {
 }
 
 // listen opens the three addresses; an address in use names its flag.
-func (s *stack) listen() error {
+func (s *Standalone) listen() error {
 	for _, l := range []struct {
 		flag, address string
 		into          *net.Listener
@@ -216,7 +220,7 @@ func (s *stack) listen() error {
 }
 
 // close is for a stack that does not run: whoever serves a listener closes it.
-func (s *stack) close() {
+func (s *Standalone) close() {
 	for _, l := range []net.Listener{s.listener, s.grpcListener, s.adminListener} {
 		if l != nil {
 			_ = l.Close()
@@ -229,7 +233,7 @@ func (s *stack) close() {
 
 // engine gives the node name and URL of the i-th --engine, starting the simulated
 // one where asked.
-func (s *stack) engine(i int, engine string) (node, address string, err error) {
+func (s *Standalone) engine(i int, engine string) (node, address string, err error) {
 	if engine != "sim" {
 		u, err := url.Parse(engine)
 		if err != nil {
@@ -237,7 +241,9 @@ func (s *stack) engine(i int, engine string) (node, address string, err error) {
 		}
 		return u.Host + u.Path, engine, nil
 	}
-	sim, err := newSimulated("127.0.0.1:0", defaultSim(uint64(i+1)))
+	cfg := simengine.DefaultConfig()
+	cfg.Seed = uint64(i + 1)
+	sim, err := NewSimulated("127.0.0.1:0", cfg)
 	if err != nil {
 		return "", "", err
 	}
@@ -245,13 +251,14 @@ func (s *stack) engine(i int, engine string) (node, address string, err error) {
 	return fmt.Sprintf("sim%d", i), sim.URL(), nil
 }
 
-func (s *stack) cancel(owner, id, attempt string) {
-	if i := slices.Index(s.nodes, owner); i >= 0 {
+func (s *Standalone) cancel(owner, id, attempt string) {
+	if i := slices.Index(s.Nodes, owner); i >= 0 {
 		s.agents[i].Cancel(id, attempt)
 	}
 }
 
-func (s *stack) rows() []fleet.Row {
+// Rows are the engines as an agent would gossip them.
+func (s *Standalone) Rows() []fleet.Row {
 	now := time.Now()
 	rows := make([]fleet.Row, len(s.agents))
 	for i, a := range s.agents {
@@ -269,7 +276,7 @@ func spoken(agents []*agent.Agent) []control.Agent {
 	return all
 }
 
-func (s *stack) health() []health.Health {
+func (s *Standalone) health() []health.Health {
 	all := make([]health.Health, len(s.agents))
 	for i, a := range s.agents {
 		all[i] = a.Health()
@@ -279,7 +286,7 @@ func (s *stack) health() []health.Health {
 
 // ready says whether the gateway is open and an engine takes work, or why not. It
 // agrees with what gRPC health says.
-func (s *stack) ready() (bool, string) {
+func (s *Standalone) ready() (bool, string) {
 	for _, ready := range []func() (bool, string){s.gateway.Ready, s.policies.Ready} {
 		if ok, why := ready(); !ok {
 			return false, why
@@ -290,25 +297,41 @@ func (s *stack) ready() (bool, string) {
 		if h.Ready {
 			return true, ""
 		}
-		why = append(why, fmt.Sprintf("engine %s: %s", s.nodes[i], h.Why(time.Now())))
+		why = append(why, fmt.Sprintf("engine %s: %s", s.Nodes[i], h.Why(time.Now())))
 	}
 	return false, strings.Join(why, "; ")
 }
 
 // cause is why the engine of an agent takes no work.
-func (s *stack) cause(node string) string {
-	if i := slices.Index(s.nodes, node); i >= 0 {
+func (s *Standalone) cause(node string) string {
+	if i := slices.Index(s.Nodes, node); i >= 0 {
 		return s.agents[i].Health().Why(time.Now())
 	}
 	return ""
 }
 
-func (s *stack) state() any {
+func (s *Standalone) state() any {
 	engines := map[string]any{}
 	for i, a := range s.agents {
-		engines[s.nodes[i]] = a.DebugState()
+		engines[s.Nodes[i]] = a.DebugState()
 	}
 	return map[string]any{"apiVersion": "penstock/v1", "policy": s.policies.State(), "gateway": s.gateway.DebugState(), "engines": engines}
 }
 
-func (s *stack) address() string { return s.listener.Addr().String() }
+// Address is where the OpenAI API listens.
+func (s *Standalone) Address() string { return s.listener.Addr().String() }
+
+// AdminAddress is where metrics, probes and state are.
+func (s *Standalone) AdminAddress() string { return s.adminListener.Addr().String() }
+
+// GRPCAddress is where health, state and drain are.
+func (s *Standalone) GRPCAddress() string { return s.grpcListener.Addr().String() }
+
+// Policy is the one in force.
+func (s *Standalone) Policy() *policy.Policy { return s.policies.Current() }
+
+// PolicyState says where the policy comes from and what is wrong with it.
+func (s *Standalone) PolicyState() source.State { return s.policies.State() }
+
+// Reload reads the policy again, as SIGHUP does; the error is what was refused.
+func (s *Standalone) Reload() error { return s.again.Reload() }

@@ -1,15 +1,23 @@
-package main
+package stack
 
 import (
 	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"penstock/agent/health"
 	"penstock/policy"
 	"penstock/registry"
 )
+
+// newMetrics is a registry with the process's own metrics.
+func newMetrics() *prometheus.Registry {
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return metrics
+}
 
 // laneGauges shows what waits and runs per tier and model. It reads at every
 // scrape, so that no gauge can be older than another. Its models are those of
