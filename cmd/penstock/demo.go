@@ -32,11 +32,11 @@ type demoConfig struct {
 	span     time.Duration
 	overload float64 // times the engine's capacity
 	seed     uint64
-	tenants  bool
 }
 
 func newDemo() *cobra.Command {
 	var cfg demoConfig
+	var tenants bool
 	var output string
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -60,7 +60,7 @@ tokens within 100 ms each in the mean, and no gap was longer than 1 s.`,
 			if err := show.CheckOutput(output); err != nil {
 				return err
 			}
-			if cfg.tenants && !cmd.Flags().Changed("span") {
+			if tenants && !cmd.Flags().Changed("span") {
 				cfg.span = tenantsSpan
 			}
 			switch {
@@ -68,19 +68,23 @@ tokens within 100 ms each in the mean, and no gap was longer than 1 s.`,
 				return exit.Usagef("--span %v: want 1s to 10m", cfg.span)
 			case !(cfg.overload > 0 && cfg.overload <= 5):
 				return exit.Usagef("--overload %v: want more than 0 and at most 5", cfg.overload)
-			case output != "text" && !cfg.tenants:
+			case output != "text" && !tenants:
 				return exit.Usagef("-o %s: only --tenants has it", output)
-			case cfg.tenants:
-				return tenantsDemo(cmd.Context(), cfg, output, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			case !tenants:
+				return runDemo(cmd.Context(), cfg, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			}
-			return runDemo(cmd.Context(), cfg, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			report, err := runTenants(cmd.Context(), cfg, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return report.print(cmd.OutOrStdout(), output)
 		},
 	}
 	f := cmd.Flags()
 	f.DurationVar(&cfg.span, "span", 30*time.Second, "length of the overload; 1m with --tenants")
 	f.Float64Var(&cfg.overload, "overload", 2, "load as a multiple of what one engine can finish")
 	f.Uint64Var(&cfg.seed, "seed", 1, "seed of the workload; the same seed sends the same requests")
-	f.BoolVar(&cfg.tenants, "tenants", false, "four tenants share an engine: an abuser, a VIP, two normal ones")
+	f.BoolVar(&tenants, "tenants", false, "four tenants share an engine: an abuser, a VIP, two normal ones")
 	f.StringVarP(&output, "output", "o", "text", "text or json; json with --tenants")
 	return cmd
 }

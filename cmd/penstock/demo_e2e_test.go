@@ -15,7 +15,7 @@ func TestRealTenantsDemo(t *testing.T) {
 	p := &process{t: t, ended: make(chan struct{})}
 	watched := make(chan struct{})
 	go func() { defer close(watched); p.watchCPU() }()
-	report, err := runTenants(t.Context(), demoConfig{span: 12 * time.Second, overload: 2, seed: 1, tenants: true}, io.Discard)
+	report, err := runTenants(t.Context(), demoConfig{span: 12 * time.Second, overload: 2, seed: 1}, io.Discard)
 	close(p.ended)
 	<-watched
 	if err != nil {
@@ -27,7 +27,7 @@ func TestRealTenantsDemo(t *testing.T) {
 		}
 	}
 	var text strings.Builder
-	if err := report.print(&text); err != nil {
+	if err := report.print(&text, "text"); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("\n%s", &text)

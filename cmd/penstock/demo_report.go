@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"penstock/cmd/penstock/show"
 	"penstock/load"
 )
 
@@ -121,8 +122,11 @@ func (s *side) report(cfg demoConfig, perMinute int64) sideReport {
 	return out
 }
 
-// print writes the report for a person.
-func (r *tenantsReport) print(w io.Writer) error {
+// print writes the report as output, text or json, has it.
+func (r *tenantsReport) print(w io.Writer, output string) error {
+	if output == "json" {
+		return show.JSON(w, r)
+	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(format string, args ...any) { _, _ = fmt.Fprintf(table, format+"\n", args...) }
 	line("\t%s at %gx\t%s at %gx\tpenstock at %gx", r.Sides[0].Name, r.Sides[0].Load, r.Sides[1].Name, r.Sides[1].Load, r.Sides[2].Load)

@@ -12,12 +12,12 @@ import (
 // checks hold is TestRealTenantsDemo's, which has the machine for itself.
 func TestTenantsDemo(t *testing.T) {
 	t.Parallel()
-	report, err := runTenants(t.Context(), demoConfig{span: 2 * time.Second, overload: 2, seed: 1, tenants: true}, io.Discard)
+	report, err := runTenants(t.Context(), demoConfig{span: 2 * time.Second, overload: 2, seed: 1}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var text strings.Builder
-	if err := report.print(&text); err != nil {
+	if err := report.print(&text, "text"); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("\n%s", &text)
