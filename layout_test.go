@@ -118,6 +118,7 @@ var allowed = map[string][]string{
 	"doctor":       {"queue/rocketmq/proxy", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},
 
+	"cmd/penstock/demo": {"cmd/penstock/flags", "cmd/penstock/show", "cmd/penstock/stack", "gateway", "load", "policy/apikey", "quota", "scheduler", "sim/engine", "v1", "vllm/simengine"},
 	"cmd/penstock/exit": {},
 	"cmd/penstock/flags": {
 		"cmd/penstock/exit", "cmd/penstock/reload", "agent/control", "config", "gateway", "gateway/direct", "policy", "policy/apikey",

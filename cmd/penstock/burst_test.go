@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"penstock/cmd/penstock/demo"
 	"penstock/cmd/penstock/flags"
 	"penstock/fleet"
 	"penstock/load"
@@ -102,7 +103,7 @@ func TestOverload(t *testing.T) {
 			Output: int(math.Min(1000, 150*math.Exp(0.6*random.NormFloat64()))) + 1,
 		}
 	}
-	most, err := capacity(cfg.Engine, shapes)
+	most, err := demo.Capacity(cfg.Engine, shapes)
 	if err != nil {
 		t.Fatal(err)
 	}

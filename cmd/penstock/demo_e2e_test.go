@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"penstock/cmd/penstock/demo"
 )
 
 // TestRealTenantsDemo is a short form of the demo with tenants: what it checks holds, but
@@ -15,7 +17,7 @@ func TestRealTenantsDemo(t *testing.T) {
 	p := &process{t: t, ended: make(chan struct{})}
 	watched := make(chan struct{})
 	go func() { defer close(watched); p.watchCPU() }()
-	report, err := runTenants(t.Context(), demoConfig{span: 12 * time.Second, overload: 2, seed: 1}, io.Discard)
+	report, err := demo.Tenants(t.Context(), demo.Config{Span: 12 * time.Second, Overload: 2, Seed: 1}, io.Discard)
 	close(p.ended)
 	<-watched
 	if err != nil {
@@ -27,7 +29,7 @@ func TestRealTenantsDemo(t *testing.T) {
 		}
 	}
 	var text strings.Builder
-	if err := report.print(&text, "text"); err != nil {
+	if err := report.Write(&text, "text"); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("\n%s", &text)

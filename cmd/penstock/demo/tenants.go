@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"context"
@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	tenantsSpan = time.Minute // what is counted, unless told otherwise
+	// TenantsSpan is what is counted, unless told otherwise.
+	TenantsSpan = time.Minute
 
 	// Before the span the engines fill up and the abuser's burst is spent; after it the
 	// load goes on, so that the last requests live under it too. Both are a part of the
@@ -35,19 +36,19 @@ const (
 	quotaShare = 0.05 // of what the engine can finish: the abuser's quota
 )
 
-// demoTenant is one that sends; nothing but its API key tells it apart.
-type demoTenant struct {
+// tenant is one that sends; nothing but its API key tells it apart.
+type tenant struct {
 	name  string
 	share float64 // of all requests
 	rude  bool    // it does not wait until it is told to come back
 }
 
-var demoTenants = []demoTenant{{"abuser", 0.5, true}, {"vip", vipShare, false}, {"normal-1", 0.2, false}, {"normal-2", 0.2, false}}
+var senders = []tenant{{"abuser", 0.5, true}, {"vip", vipShare, false}, {"normal-1", 0.2, false}, {"normal-2", 0.2, false}}
 
 // load is what a tenant sends, times an engine's capacity, where all together send so
 // much. The VIP sends the same requests to all engines, so that what it gets can be
 // compared one by one; under less load the others send that much less.
-func (t demoTenant) load(all, overload float64) float64 {
+func (t tenant) load(all, overload float64) float64 {
 	vip := vipShare * overload
 	if t.name == "vip" {
 		return vip
@@ -55,14 +56,14 @@ func (t demoTenant) load(all, overload float64) float64 {
 	return t.share / (1 - vipShare) * max(all-vip, 0)
 }
 
-func (t demoTenant) key() string { return "key-of-" + t.name }
+func (t tenant) key() string { return "key-of-" + t.name }
 
 // tenantsOutput is the mean length of an answer; as in life, nobody is told beforehand.
 const tenantsOutput = 72
 
 // tenantsEngine is quick, so that a minute has enough requests of the VIP for a p99.
 func tenantsEngine() simengine.Config {
-	cfg := demoEngine()
+	cfg := smallEngine()
 	cfg.MeanOutput = tenantsOutput
 	cfg.Engine.Blocks = 2049
 	cfg.Engine.Base, cfg.Engine.PerPrefillToken, cfg.Engine.PerSeq = 8*time.Millisecond, 20*time.Microsecond, 40*time.Microsecond
@@ -73,7 +74,7 @@ func tenantsEngine() simengine.Config {
 func tenantsPolicy(perMinute int64) string {
 	var b strings.Builder
 	b.WriteString("tiers:\n  - {name: vip, slo-ttft: 400ms}\n  - {name: normal, ceiling: 0.5}\ntenants:\n")
-	for _, t := range demoTenants {
+	for _, t := range senders {
 		_, _ = fmt.Fprintf(&b, "  %s: {keys: [%q], tier: ", t.name, apikey.Hash(t.key()))
 		switch t.name {
 		case "vip":
@@ -100,11 +101,11 @@ type side struct {
 	stats       engine.Stats
 }
 
-// runTenants sends the tenants' requests to three engines and says what came of them;
-// progress goes to stderr. It takes a third longer than cfg.span.
-func runTenants(ctx context.Context, cfg demoConfig, stderr io.Writer) (_ *tenantsReport, err error) {
-	shapes := demoShapes(cfg.seed)
-	most, err := capacity(tenantsEngine().Engine, shapes)
+// Tenants sends the tenants' requests to three engines and says what came of them;
+// progress goes to stderr. It takes about a third longer than cfg.Span.
+func Tenants(ctx context.Context, cfg Config, stderr io.Writer) (_ *Report, err error) {
+	shapes := conversations(cfg.Seed)
+	most, err := Capacity(tenantsEngine().Engine, shapes)
 	if err != nil {
 		return nil, err
 	}
@@ -121,8 +122,8 @@ func runTenants(ctx context.Context, cfg demoConfig, stderr io.Writer) (_ *tenan
 	r := newRig(ctx, stderr)
 	defer func() { err = errors.Join(err, r.end()) }()
 	sides := []*side{
-		{name: "direct", load: cfg.overload},
-		{name: "penstock", load: cfg.overload, policy: true},
+		{name: "direct", load: cfg.Overload},
+		{name: "penstock", load: cfg.Overload, policy: true},
 		{name: "penstock, calm", load: calmLoad, policy: true},
 	}
 	for _, s := range sides {
@@ -132,7 +133,7 @@ func runTenants(ctx context.Context, cfg demoConfig, stderr io.Writer) (_ *tenan
 	}
 	warm, whole := cfg.window()
 	_, _ = fmt.Fprintf(stderr, "one engine finishes %.1f requests/s; sending %.1f/s to two of three for %v, the first %v of it are not counted\n",
-		most, cfg.overload*most, whole.Round(time.Second), warm.Round(time.Second))
+		most, cfg.Overload*most, whole.Round(time.Second), warm.Round(time.Second))
 	shown := make(chan struct{})
 	watch, stop := context.WithCancel(r.ctx)
 	go func() { defer close(shown); progress(watch, stderr, sides) }()
@@ -149,13 +150,7 @@ func runTenants(ctx context.Context, cfg demoConfig, stderr io.Writer) (_ *tenan
 	for _, s := range sides {
 		s.stats = s.sim.Stats()
 	}
-	return newTenantsReport(cfg, most, perMinute, sides), nil
-}
-
-// window is how long the load goes before what is counted, and in all.
-func (cfg *demoConfig) window() (warm, whole time.Duration) {
-	warm = time.Duration(tenantsWarm * float64(cfg.span))
-	return warm, warm + cfg.span + time.Duration(tenantsTail*float64(cfg.span))
+	return newReport(cfg, most, perMinute, sides), nil
 }
 
 func meanTokens(shapes []load.Shape) float64 {
@@ -178,12 +173,12 @@ func (s *side) start(r *rig, file string) (err error) {
 }
 
 // run sends all tenants' requests and returns when the last has ended.
-func (s *side) run(ctx context.Context, cfg demoConfig, shapes []load.Shape, most float64) error {
-	s.outcomes = make([][]load.Outcome, len(demoTenants))
+func (s *side) run(ctx context.Context, cfg Config, shapes []load.Shape, most float64) error {
+	s.outcomes = make([][]load.Outcome, len(senders))
 	_, whole := cfg.window()
 	var group errgroup.Group
-	for i, t := range demoTenants {
-		rate, seed := t.load(s.load, cfg.overload)*most, cfg.seed*uint64(len(demoTenants))+uint64(i)
+	for i, t := range senders {
+		rate, seed := t.load(s.load, cfg.Overload)*most, cfg.Seed*uint64(len(senders))+uint64(i)
 		arrivals := load.Steady(load.Poisson(shapes, rate, max(int(rate*whole.Seconds()), 2), seed), whole)
 		for k := range arrivals {
 			arrivals[k].Output = 6 * tenantsOutput // the client allows so much; one in 400 would be longer

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 	"penstock/load"
 )
 
-// tenantsReport is what the demo with tenants found. Times are in seconds.
-type tenantsReport struct {
+// Report is what the demo with tenants found. Times are in seconds.
+type Report struct {
 	APIVersion string       `json:"apiVersion"`
 	Capacity   float64      `json:"capacity_requests_per_second"` // of one engine
 	Overload   float64      `json:"overload"`
@@ -20,7 +20,7 @@ type tenantsReport struct {
 	Seed       uint64       `json:"seed"`
 	Quota      int64        `json:"abuser_quota_tokens_per_minute"`
 	Sides      []sideReport `json:"sides"` // direct, penstock, penstock at calmLoad
-	Checks     []demoCheck  `json:"checks"`
+	Checks     []Check      `json:"checks"`
 }
 
 type sideReport struct {
@@ -45,8 +45,8 @@ type tenantReport struct {
 	Quota    float64        `json:"quota_used,omitempty"`     // of the tokens its quota allows until its last answer; direct: as if it had one
 }
 
-// demoCheck is one figure and what it should be.
-type demoCheck struct {
+// Check is one figure and what it should be.
+type Check struct {
 	What  string  `json:"what"`
 	Value float64 `json:"value"`
 	Least float64 `json:"least,omitempty"` // 0 = no lower bound
@@ -54,8 +54,8 @@ type demoCheck struct {
 	OK    bool    `json:"ok"`
 }
 
-func newTenantsReport(cfg demoConfig, most float64, perMinute int64, sides []*side) *tenantsReport {
-	r := &tenantsReport{APIVersion: "penstock/v1", Capacity: most, Overload: cfg.overload, Span: cfg.span.Seconds(), Seed: cfg.seed, Quota: perMinute}
+func newReport(cfg Config, most float64, perMinute int64, sides []*side) *Report {
+	r := &Report{APIVersion: "penstock/v1", Capacity: most, Overload: cfg.Overload, Span: cfg.Span.Seconds(), Seed: cfg.Seed, Quota: perMinute}
 	for _, s := range sides {
 		r.Sides = append(r.Sides, s.report(cfg, perMinute))
 	}
@@ -70,12 +70,12 @@ func newTenantsReport(cfg demoConfig, most float64, perMinute int64, sides []*si
 	return r
 }
 
-func (r *tenantsReport) atMost(what string, value, most float64) {
-	r.Checks = append(r.Checks, demoCheck{What: what, Value: value, Most: most, OK: value <= most})
+func (r *Report) atMost(what string, value, most float64) {
+	r.Checks = append(r.Checks, Check{What: what, Value: value, Most: most, OK: value <= most})
 }
 
-func (r *tenantsReport) atLeast(what string, value, least float64) {
-	r.Checks = append(r.Checks, demoCheck{What: what, Value: value, Least: least, OK: value >= least})
+func (r *Report) atLeast(what string, value, least float64) {
+	r.Checks = append(r.Checks, Check{What: what, Value: value, Least: least, OK: value >= least})
 }
 
 // ratio is a over b, at most 1000, so that JSON can say it.
@@ -87,14 +87,14 @@ func equality(a, b tenantReport) float64 {
 	return ratio(min(a.share(), b.share()), max(a.share(), b.share()))
 }
 
-func (s *side) report(cfg demoConfig, perMinute int64) sideReport {
+func (s *side) report(cfg Config, perMinute int64) sideReport {
 	warm, _ := cfg.window()
 	out := sideReport{
 		Name: s.name, Load: s.load, Preemptions: s.stats.Preemptions,
 		Wasted: float64(s.stats.TokensAborted+s.stats.TokensRecomputed) / math.Max(1, float64(s.stats.TokensComputed)),
 	}
-	for i, t := range demoTenants {
-		sum := load.Between(s.outcomes[i], warm, warm+cfg.span)
+	for i, t := range senders {
+		sum := load.Between(s.outcomes[i], warm, warm+cfg.Span)
 		out.GoodTokens += sum.TokenGoodput
 		out.GoodRate += sum.Goodput
 		row := tenantReport{
@@ -104,8 +104,8 @@ func (s *side) report(cfg demoConfig, perMinute int64) sideReport {
 		var last time.Duration // its last answer
 		for k := range s.outcomes[i] {
 			o := &s.outcomes[i][k]
-			if o.End >= warm && o.End < warm+cfg.span && len(o.Attempts) > 0 && o.Last().Complete {
-				out.Tokens += float64(o.Arrival.Prompt+o.Last().Tokens) / cfg.span.Seconds()
+			if o.End >= warm && o.End < warm+cfg.Span && len(o.Attempts) > 0 && o.Last().Complete {
+				out.Tokens += float64(o.Arrival.Prompt+o.Last().Tokens) / cfg.Span.Seconds()
 			}
 			for _, a := range o.Attempts {
 				if a.Tokens > 0 {
@@ -122,8 +122,8 @@ func (s *side) report(cfg demoConfig, perMinute int64) sideReport {
 	return out
 }
 
-// print writes the report as output, text or json, has it.
-func (r *tenantsReport) print(w io.Writer, output string) error {
+// Write writes the report as output, text or json, has it.
+func (r *Report) Write(w io.Writer, output string) error {
 	if output == "json" {
 		return show.JSON(w, r)
 	}
@@ -133,7 +133,7 @@ func (r *tenantsReport) print(w io.Writer, output string) error {
 	each := func(name string, value func(s *sideReport) string) {
 		line("%s\t%s\t%s\t%s", name, value(&r.Sides[0]), value(&r.Sides[1]), value(&r.Sides[2]))
 	}
-	for i, t := range demoTenants {
+	for i, t := range senders {
 		each(t.name+": good requests", func(s *sideReport) string {
 			return fmt.Sprintf("%.0f %% of %d", 100*s.Tenants[i].share(), s.Tenants[i].Requests)
 		})

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"encoding/json"
@@ -12,12 +12,12 @@ import (
 // checks hold is TestRealTenantsDemo's, which has the machine for itself.
 func TestTenantsDemo(t *testing.T) {
 	t.Parallel()
-	report, err := runTenants(t.Context(), demoConfig{span: 2 * time.Second, overload: 2, seed: 1}, io.Discard)
+	report, err := Tenants(t.Context(), Config{Span: 2 * time.Second, Overload: 2, Seed: 1}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var text strings.Builder
-	if err := report.print(&text, "text"); err != nil {
+	if err := report.Write(&text, "text"); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("\n%s", &text)
@@ -26,12 +26,12 @@ func TestTenantsDemo(t *testing.T) {
 			t.Errorf("the table does not say %q", c.What)
 		}
 	}
-	var back tenantsReport
+	var back Report
 	raw, err := json.Marshal(report)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(raw, &back); err != nil || back.APIVersion != "penstock/v1" || len(back.Sides) != 3 || len(back.Sides[1].Tenants) != len(demoTenants) {
+	if err := json.Unmarshal(raw, &back); err != nil || back.APIVersion != "penstock/v1" || len(back.Sides) != 3 || len(back.Sides[1].Tenants) != len(senders) {
 		t.Errorf("as JSON: %v, %.200s", err, raw)
 	}
 }
