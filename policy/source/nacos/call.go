@@ -31,6 +31,11 @@ func (e *statusError) Error() string {
 	return text
 }
 
+func answered(err error, code int) bool {
+	failed := (*statusError)(nil)
+	return errors.As(err, &failed) && failed.code == code
+}
+
 // call makes one call, at each server in turn until one answers, and logs in again once
 // where a token is not taken any more.
 func (e *Entry) call(ctx context.Context, method, path string, form url.Values, header http.Header) ([]byte, error) {
@@ -62,7 +67,7 @@ func (e *Entry) callOne(ctx context.Context, method, path string, form url.Value
 			query.Set("accessToken", token)
 		}
 		body, err := e.send(ctx, method, path, query, form, header)
-		if refused := (*statusError)(nil); token == "" || again || !errors.As(err, &refused) || refused.code != http.StatusForbidden && refused.code != http.StatusUnauthorized {
+		if token == "" || again || !answered(err, http.StatusForbidden) && !answered(err, http.StatusUnauthorized) {
 			return body, err
 		}
 	}

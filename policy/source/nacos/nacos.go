@@ -28,6 +28,12 @@ const (
 	retryEvery = 2 * time.Second
 	// renewBefore is how long before a token's end another one is asked for.
 	renewBefore = 30 * time.Second
+	// shownWithin bounds the wait for a write to be shown, which Nacos 2.3.2 does 100 ms
+	// after its answer: it takes it over from its database. While it does it answers reads
+	// with 409; busyFor is between two tries.
+	shownWithin, busyFor = 2 * time.Second, 20 * time.Millisecond
+	// formMost is the longest form that the web server inside Nacos takes by default.
+	formMost = 2 << 20
 	// saidMost bounds what is quoted of an error's body.
 	saidMost = 200
 )
@@ -174,8 +180,13 @@ func (e *Entry) String() string {
 
 // Read reads the entry.
 func (e *Entry) Read(ctx context.Context) ([]byte, error) {
-	text, err := e.call(ctx, http.MethodGet, "/v1/cs/configs", e.names(), nil)
-	if failed := (*statusError)(nil); errors.As(err, &failed) && failed.code == http.StatusNotFound {
+	read := func() ([]byte, error) { return e.call(ctx, http.MethodGet, "/v1/cs/configs", e.names(), nil) }
+	text, err := read()
+	for answered(err, http.StatusConflict) && ctx.Err() == nil {
+		pause(ctx, busyFor)
+		text, err = read()
+	}
+	if answered(err, http.StatusNotFound) {
 		text, err = nil, fmt.Errorf("%w: write one with: penstock policy push FILE --to %v", source.ErrAbsent, e)
 	}
 	e.mu.Lock()
@@ -184,6 +195,13 @@ func (e *Entry) Read(ctx context.Context) ([]byte, error) {
 		e.sum = digest(text)
 	}
 	return text, err
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }
 
 // digest is what Nacos knows a text by; none has "".
@@ -203,10 +221,7 @@ func (e *Entry) Watch(ctx context.Context, look func()) {
 		failed := e.failed
 		e.mu.Unlock()
 		if failed || e.poll(ctx) != nil {
-			select {
-			case <-time.After(e.retry):
-			case <-ctx.Done():
-			}
+			pause(ctx, e.retry)
 		}
 		if ctx.Err() == nil {
 			look()
@@ -231,8 +246,9 @@ func (e *Entry) poll(ctx context.Context) error {
 }
 
 // Replace writes text where old lies, nil being none; else it is source.ErrChanged.
-// Nacos compares by MD5 as it writes, but has no way to create only what is not there:
-// then, and with servers that do not know the header, a read just before has to do.
+// Nacos compares by MD5 as it writes, but creates an entry that is not there whatever
+// was expected: then, and with servers that do not know the header, a read just before
+// has to do. It returns when Nacos shows the text, or after shownWithin.
 func (e *Entry) Replace(ctx context.Context, old, text []byte) error {
 	check := func() error {
 		now, err := e.Read(ctx)
@@ -258,10 +274,28 @@ func (e *Entry) Replace(ctx context.Context, old, text []byte) error {
 	if err == nil && strings.TrimSpace(string(answer)) != "true" {
 		err = fmt.Errorf("nacos answers %.*q to a write", saidMost, answer)
 	}
-	if err != nil {
-		return errors.Join(check(), err) // the text it holds says whether it was changed
+	switch sent := len(form.Encode()); {
+	case err == nil:
+		e.untilShown(ctx, text)
+		return nil
+	case strings.Contains(err.Error(), "Cas publish fail"): // a read may still show what it was
+		return source.ErrChanged
+	case answered(err, http.StatusBadRequest) && sent > formMost:
+		err = fmt.Errorf("%w: the policy is %d bytes as it is sent, more than Nacos takes: make it shorter, or set its server.tomcat.max-http-form-post-size", err, sent)
 	}
-	return nil
+	return errors.Join(check(), err) // the text it holds says whether it was changed
+}
+
+// untilShown returns when text is what is read, or after shownWithin.
+func (e *Entry) untilShown(ctx context.Context, text []byte) {
+	ctx, cancel := context.WithTimeout(ctx, shownWithin)
+	defer cancel()
+	for ctx.Err() == nil {
+		if now, err := e.Read(ctx); err == nil && digest(now) == digest(text) {
+			return
+		}
+		pause(ctx, busyFor)
+	}
 }
 
 func (e *Entry) names() url.Values {

@@ -1,7 +1,9 @@
 package nacos
 
 import (
+	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"penstock/policy"
 	"penstock/policy/source"
 	"penstock/policy/source/nacos/nacostest"
 	"penstock/policy/source/sourcetest"
@@ -160,6 +163,73 @@ func TestReplace(t *testing.T) {
 		if err := e.Replace(ctx, []byte("größer: 1 & 2\n"), []byte("b")); cas != errors.Is(err, source.ErrChanged) {
 			t.Errorf("CAS %v: somebody between read and write: %v", cas, err)
 		}
+	}
+}
+
+// TestReplaceUnseen: a write of somebody faster that Nacos does not show yet is found
+// when it writes; one that it shows is waited for, so that whoever reads next sees it.
+func TestReplaceUnseen(t *testing.T) {
+	s := nacostest.Start(t)
+	s.Set(dataID, group, namespace, "a")
+	e, ctx := newEntry(t, nil, s.Addr()), t.Context()
+	if err := e.Replace(ctx, []byte("a"), []byte("b")); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := e.Read(ctx); err != nil || string(text) != "b" {
+		t.Errorf("Read right after Replace: %q, %v; want b", text, err)
+	}
+	form := e.names()
+	form.Set("content", "faster")
+	if _, err := e.call(ctx, http.MethodPost, "/v1/cs/configs", form, nil); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := e.Read(ctx); err != nil || string(text) != "b" {
+		t.Errorf("Read right after another's write: %q, %v; want b still", text, err)
+	}
+	if err := e.Replace(ctx, []byte("b"), []byte("c")); !errors.Is(err, source.ErrChanged) {
+		t.Errorf("Replace of what is only shown: %v, want ErrChanged", err)
+	}
+}
+
+// TestReplaceGone: what was deleted after the look is written again, whatever was
+// expected, as the first one is.
+func TestReplaceGone(t *testing.T) {
+	s := nacostest.Start(t)
+	s.Set(dataID, group, namespace, "a")
+	s.BeforeWrite(func() { s.Delete(dataID, group, namespace) })
+	if err := newEntry(t, nil, s.Addr()).Replace(t.Context(), []byte("a"), []byte("b")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReplaceRefused: what Nacos takes no text for is said.
+func TestReplaceRefused(t *testing.T) {
+	s := nacostest.Start(t)
+	e := newEntry(t, nil, s.Addr())
+	for text, want := range map[string]string{
+		" \n":                                  "content is blank",
+		strings.Repeat("限", policy.MaxBytes/4): "server.tomcat.max-http-form-post-size",
+	} {
+		if err := e.Replace(t.Context(), nil, []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.9q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestBusy: an entry that Nacos is taking over is read a moment later.
+func TestBusy(t *testing.T) {
+	s := nacostest.Start(t)
+	s.Set(dataID, group, namespace, "a")
+	s.Busy(3)
+	e := newEntry(t, nil, s.Addr())
+	if text, err := e.Read(t.Context()); err != nil || string(text) != "a" {
+		t.Errorf("%q, %v", text, err)
+	}
+	s.Busy(1 << 30)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := e.Read(ctx); err == nil {
+		t.Error("a read that never ends well succeeds")
 	}
 }
 

@@ -1,5 +1,7 @@
 // Package nacostest is a small Nacos for tests: reads, writes with compare-and-set, long
-// polls and logins of version 1 of its HTTP configuration API.
+// polls and logins of version 1 of its HTTP configuration API, as Nacos 2.3.2 has them.
+// It holds a poll as long as it is asked to; Nacos does so half a second less, and 10 s
+// at least.
 package nacostest
 
 import (
@@ -9,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,14 +19,20 @@ import (
 	"time"
 )
 
+// A write is shown showAfter its answer: a real one takes it over from its database in
+// some 100 ms. formMost is the longest form that its web server takes.
+const showAfter, formMost = 50 * time.Millisecond, 2 << 20
+
 // Server is a Nacos. Make it with Start.
 type Server struct {
 	http *httptest.Server
 	quit chan struct{}
 
-	mu       sync.Mutex // guards what follows
-	entries  map[string]string
-	changed  chan struct{} // closed and made anew at each change
+	mu       sync.Mutex        // guards what follows
+	entries  map[string]string // as written
+	shown    map[string]string // as read and polled
+	busy     int               // reads that find the entry being taken over
+	changed  chan struct{}     // closed and made anew at each change
 	away     bool
 	noCAS    bool
 	user     string // "user password"; "" = no logins
@@ -36,7 +45,7 @@ type Server struct {
 
 // Start runs a Nacos until the test ends.
 func Start(t testing.TB) *Server {
-	s := &Server{entries: map[string]string{}, changed: make(chan struct{}), quit: make(chan struct{}), tokenTTL: 18000}
+	s := &Server{entries: map[string]string{}, shown: map[string]string{}, changed: make(chan struct{}), quit: make(chan struct{}), tokenTTL: 18000}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /nacos/v1/auth/login", s.login)
 	mux.HandleFunc("GET /nacos/v1/cs/configs", s.guard(s.get))
@@ -52,15 +61,20 @@ func (s *Server) Addr() string { return strings.TrimPrefix(s.http.URL, "http://"
 
 func key(dataID, group, tenant string) string { return tenant + "/" + group + "/" + dataID }
 
-// Set writes an entry as the console does.
+// Set writes an entry as the console does, and shows it.
 func (s *Server) Set(dataID, group, tenant, text string) {
-	s.change(func() { s.entries[key(dataID, group, tenant)] = text })
+	k := key(dataID, group, tenant)
+	s.change(func() { s.entries[k], s.shown[k] = text, text })
 }
 
 // Delete takes an entry away.
 func (s *Server) Delete(dataID, group, tenant string) {
-	s.change(func() { delete(s.entries, key(dataID, group, tenant)) })
+	k := key(dataID, group, tenant)
+	s.change(func() { delete(s.entries, k); delete(s.shown, k) })
 }
+
+// Busy makes the next reads find the entry being taken over.
+func (s *Server) Busy(reads int) { s.change(func() { s.busy = reads }) }
 
 // Away makes every call fail, polls in progress too.
 func (s *Server) Away(away bool) {
@@ -129,13 +143,17 @@ func (s *Server) login(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) get(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	text, ok := s.entries[key(r.FormValue("dataId"), r.FormValue("group"), r.FormValue("tenant"))]
-	s.mu.Unlock()
-	if !ok {
+	defer s.mu.Unlock()
+	text, ok := s.shown[key(r.FormValue("dataId"), r.FormValue("group"), r.FormValue("tenant"))]
+	switch {
+	case s.busy > 0:
+		s.busy--
+		http.Error(w, "requested file is being modified, please try later.", http.StatusConflict)
+	case !ok:
 		http.Error(w, "config data not exist", http.StatusNotFound)
-		return
+	default:
+		_, _ = w.Write([]byte(text))
 	}
-	_, _ = w.Write([]byte(text))
 }
 
 func sum(text string, ok bool) string {
@@ -154,21 +172,36 @@ func (s *Server) publish(w http.ResponseWriter, r *http.Request) {
 	if before != nil {
 		before()
 	}
-	k := key(r.FormValue("dataId"), r.FormValue("group"), r.FormValue("tenant"))
-	stale := false
-	s.change(func() {
-		text, ok := s.entries[k]
-		if want := r.Header.Get("casMd5"); want != "" && want != sum(text, ok) && !s.noCAS {
-			stale = true
-			return
-		}
-		s.entries[k] = r.PostFormValue("content")
-	})
-	if stale {
+	content := r.PostFormValue("content")
+	switch {
+	case r.ContentLength > formMost:
+		http.Error(w, "Parameter 'dataId' is missing", http.StatusBadRequest)
+	case strings.TrimSpace(content) == "":
+		http.Error(w, "content is blank : "+content, http.StatusBadRequest)
+	case !s.write(key(r.FormValue("dataId"), r.FormValue("group"), r.FormValue("tenant")), content, r.Header.Get("casMd5")):
 		http.Error(w, "Cas publish fail, server md5 may have changed.", http.StatusInternalServerError)
-		return
+	default:
+		_, _ = w.Write([]byte("true"))
 	}
-	_, _ = w.Write([]byte("true"))
+}
+
+// write says whether the text was the one wanted. What is not there is written whatever
+// was wanted.
+func (s *Server) write(k, content, want string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text, ok := s.entries[k]; ok && want != "" && want != sum(text, true) && !s.noCAS {
+		return false
+	}
+	s.entries[k] = content
+	time.AfterFunc(showAfter, func() {
+		s.change(func() {
+			if s.entries[k] == content {
+				s.shown[k] = content
+			}
+		})
+	})
+	return true
 }
 
 // listen answers at once where the MD5 is another, else when it becomes so or the time is
@@ -192,11 +225,11 @@ func (s *Server) listen(w http.ResponseWriter, r *http.Request) {
 		if first {
 			s.polls++
 		}
-		text, ok := s.entries[key(words[0], words[1], tenant)]
+		text, ok := s.shown[key(words[0], words[1], tenant)]
 		news := s.changed
 		s.mu.Unlock()
 		if sum(text, ok) != words[2] {
-			_, _ = w.Write([]byte(url.QueryEscape(strings.Join([]string{words[0], words[1]}, "\x02") + "\x01")))
+			_, _ = w.Write([]byte(url.QueryEscape(strings.Join(slices.Delete(words, 2, 3), "\x02") + "\x01")))
 			return
 		}
 		select {
