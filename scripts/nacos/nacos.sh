@@ -7,14 +7,13 @@
 #   nacos.sh clean            stop and delete data and logs
 # With NACOS_AUTH=1, set for start: it asks for a user; there is nacos with the password nacos.
 # Needs bash, curl, a JDK of 11 or later, and Maven. Everything lies below ${PENSTOCK_CACHE:-~/.cache/penstock}/nacos:
-# jars/, and run/ with data and logs (NACOS_DIR and NACOS_PORT make a second one). 0.4 GB of memory.
+# jars/, and PORT/ with data and logs (another NACOS_PORT makes a second one). 0.4 GB of memory.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${PENSTOCK_CACHE:-$HOME/.cache/penstock}/nacos
-dir=${NACOS_DIR:-$cache/run}
-jars=$cache/jars
 port=${NACOS_PORT:-18848} # also uses this port -1000, +1000 and +1001
+dir=$cache/$port jars=$cache/jars
 heap=${NACOS_HEAP:-256m}
 within=${NACOS_START_TIMEOUT:-120} # seconds
 java=${JAVA_HOME:+$JAVA_HOME/bin/}java

@@ -90,6 +90,10 @@ func (e *Entry) login(ctx context.Context, anew bool) (string, error) {
 	}
 	body, err := e.send(ctx, http.MethodPost, "/v1/auth/login", nil, url.Values{"username": {user}, "password": {password}}, nil)
 	if err != nil {
+		// Nacos 2.3.2 answers a wrong password with status 0, and an unknown user with 500.
+		if said := err.Error(); strings.Contains(said, `status code "0"`) || strings.Contains(said, "User "+user+" not found") {
+			err = &statusError{http.StatusForbidden, "unknown user or wrong password"}
+		}
 		return "", fmt.Errorf("login of %q: %w", user, err)
 	}
 	var got struct {

@@ -256,6 +256,48 @@ func TestRealLargest(t *testing.T) {
 	}
 }
 
+// TestRealLogin: on a Nacos that asks for users, as scripts/nacos makes one.
+func TestRealLogin(t *testing.T) {
+	addr := os.Getenv("E2E_NACOS_AUTH")
+	if addr == "" {
+		t.Fatal("E2E_NACOS_AUTH is not set: start a second one with NACOS_AUTH=1 and give host:port")
+	}
+	ctx, id := t.Context(), rand.Text()
+	as := func(text string) *Entry {
+		return newEntry(t, func(c *Config) {
+			c.DataID = id
+			if text != "" {
+				c.CredentialsFile = credentials(t, text)
+			}
+		}, addr)
+	}
+	for text, want := range map[string]string{
+		"":              "nacos answers 403",
+		"nacos wrong1":  "nacos answers 403 unknown user or wrong password",
+		"nobody wrong1": "nacos answers 403 unknown user or wrong password",
+	} {
+		if _, err := as(text).Read(ctx); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--policy-credentials-file") || strings.Contains(err.Error(), "wrong1") {
+			t.Errorf("as %q: %v, want %q and what to do", text, err, want)
+		}
+	}
+	e := as("nacos nacos")
+	if err := e.Replace(ctx, nil, []byte(wide)); err != nil {
+		t.Fatal(err)
+	}
+	e.mu.Lock()
+	e.token = "void"
+	e.mu.Unlock()
+	if text, err := e.Read(ctx); err != nil || string(text) != wide {
+		t.Errorf("with a token that is not taken: %q, %v", text, err)
+	}
+	e.mu.Lock()
+	e.token, e.sum = "void", "another"
+	e.mu.Unlock()
+	if err := e.poll(ctx); err != nil {
+		t.Errorf("poll with a token that is not taken: %v", err)
+	}
+}
+
 // TestRealRestart: a server that is killed while it holds a poll, and comes back with
 // what it had, is away and never without a policy; changes are told as before.
 // E2E_NACOS_SCRIPT kills and starts it.

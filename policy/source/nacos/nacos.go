@@ -21,9 +21,10 @@ import (
 )
 
 const (
-	// pollFor is how long Nacos holds a poll where nothing changes; it answers half a
-	// second earlier. answerWithin is what any call may take beyond.
-	pollFor, answerWithin = 30 * time.Second, 5 * time.Second
+	// pollFor is how long Nacos holds a poll where nothing changes, the least that it does.
+	// A change in the instant before it holds it is not told. answerWithin is what any
+	// call may take beyond.
+	pollFor, answerWithin = 10 * time.Second, 5 * time.Second
 	// retryEvery is between two tries while Nacos is away or its entry cannot be read.
 	retryEvery = 2 * time.Second
 	// renewBefore is how long before a token's end another one is asked for.
@@ -213,7 +214,7 @@ func digest(text []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Watch polls, and looks whenever Nacos answers: at the latest every half minute. What
+// Watch polls, and looks whenever Nacos answers: at the latest every pollFor. What
 // changes between two polls is told by the second.
 func (e *Entry) Watch(ctx context.Context, look func()) {
 	for ctx.Err() == nil {

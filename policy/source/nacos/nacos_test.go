@@ -84,9 +84,11 @@ func TestLogin(t *testing.T) {
 	if _, err := newEntry(t, nil, s.Addr()).Read(ctx); err == nil || !strings.Contains(err.Error(), "403") || !strings.Contains(err.Error(), "--policy-credentials-file") {
 		t.Errorf("without credentials: %v", err)
 	}
-	wrong := newEntry(t, func(c *Config) { c.CredentialsFile = credentials(t, "me wrong") }, s.Addr())
-	if _, err := wrong.Read(ctx); err == nil || !strings.Contains(err.Error(), `login of "me": nacos answers 403`) || strings.Contains(err.Error(), "wrong") {
-		t.Errorf("a wrong password: %v", err)
+	for _, user := range []string{"me", "you"} {
+		wrong := newEntry(t, func(c *Config) { c.CredentialsFile = credentials(t, user+" wrong1") }, s.Addr())
+		if _, err := wrong.Read(ctx); err == nil || !strings.Contains(err.Error(), "login of \""+user+"\": nacos answers 403 unknown user or wrong password: give a user") || strings.Contains(err.Error(), "wrong1") {
+			t.Errorf("%s with a wrong password: %v", user, err)
+		}
 	}
 	e := newEntry(t, func(c *Config) { c.CredentialsFile = credentials(t, "me\nsecret\n") }, s.Addr())
 	for range 3 {

@@ -122,7 +122,7 @@ func (s *Server) guard(next http.HandlerFunc) http.HandlerFunc {
 		case away:
 			http.Error(w, "server is DOWN now", http.StatusServiceUnavailable)
 		case refused:
-			http.Error(w, `{"status":403,"message":"token invalid!"}`, http.StatusForbidden)
+			http.Error(w, `{"status":403,"error":"Forbidden","path":"`+r.URL.Path+`"}`, http.StatusForbidden)
 		default:
 			next(w, r)
 		}
@@ -132,8 +132,17 @@ func (s *Server) guard(next http.HandlerFunc) http.HandlerFunc {
 func (s *Server) login(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r.PostFormValue("username")+" "+r.PostFormValue("password") != s.user {
-		http.Error(w, "unknown user!", http.StatusForbidden)
+	name := r.PostFormValue("username")
+	switch known, _, _ := strings.Cut(s.user, " "); {
+	case name != known:
+		http.Error(w, "caused: User "+name+" not found;", http.StatusInternalServerError)
+		return
+	case name+" "+r.PostFormValue("password") != s.user:
+		conn, _, err := http.NewResponseController(w).Hijack() // no server of Go's answers with 0
+		if err == nil {
+			_, _ = conn.Write([]byte("HTTP/1.1 0 \r\nConnection: close\r\n\r\n"))
+			_ = conn.Close()
+		}
 		return
 	}
 	s.logins++
