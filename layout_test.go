@@ -22,6 +22,9 @@ var allowed = map[string][]string{
 	"queue/queuetest": {"queue", "lane"},
 	"queue/isolation": {"queue", "lane"},
 
+	"redisconn":               {},
+	"redisconn/redisconntest": {},
+
 	"response":              {"reason"},
 	"response/memory":       {"response"},
 	"response/responsetest": {"response", "reason"},
@@ -31,8 +34,8 @@ var allowed = map[string][]string{
 	"registry/door":         {"registry", "lane", "quota", "reason"},
 	"registry/memory":       {"registry", "registry/door", "lane", "quota", "reason"},
 	"registry/registrytest": {"registry", "lane", "quota", "reason"},
-	"registry/redis":        {"registry", "registry/door", "lane", "quota", "reason"},
-	"response/redis":        {"response"},
+	"registry/redis":        {"redisconn", "registry", "registry/door", "lane", "quota", "reason"},
+	"response/redis":        {"redisconn", "response"},
 	"queue/rocketmq":        {"queue", "queue/rocketmq/proxy", "lane"},
 
 	"queue/rocketmq/proxy":           {"queue"},
@@ -48,7 +51,7 @@ var allowed = map[string][]string{
 	"policy/glob":                   {},
 	"policy/lanes":                  {"policy/document", "policy/glob", "lane"},
 	"policy/quotas":                 {"policy/document", "policy/glob", "quota"},
-	"policy/source/redis":           {"policy", "policy/source"},
+	"policy/source/redis":           {"policy", "policy/source", "redisconn"},
 	"policy/source/nacos":           {"policy", "policy/source"},
 	"policy/source/nacos/nacostest": {},
 	"policy/source/sourcetest":      {"policy", "policy/source", "policy/apikey"},
@@ -115,7 +118,7 @@ var allowed = map[string][]string{
 	"systemd":      {},
 	"config":       {"agent", "gateway", "admin", "policy", "policy/document", "scheduler", "scraper", "vllm"},
 	"load":         {},
-	"doctor":       {"queue/rocketmq/proxy", "registry/redis", "scraper", "vllm"},
+	"doctor":       {"queue/rocketmq/proxy", "redisconn", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},
 
 	"cmd/penstock/demo": {"cmd/penstock/flags", "cmd/penstock/show", "cmd/penstock/stack", "gateway", "load", "policy/apikey", "quota", "scheduler", "sim/engine", "v1", "vllm/simengine"},

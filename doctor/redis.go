@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"penstock/redisconn"
 	"penstock/registry/redis"
 )
 
@@ -24,7 +25,7 @@ const (
 func checkRedis(ctx context.Context, cfg Config, p Probes) []Check {
 	r, err := ask(ctx, p.Redis)
 	if err != nil {
-		return []Check{fail("reachable", err, cmp.Or(redis.Fix(err), fmt.Sprintf("start Redis 7 or newer at %s, or set --redis; with a password --redis-password-file", cfg.Redis)))}
+		return []Check{fail("reachable", err, cmp.Or(redisconn.Fix(err), fmt.Sprintf("start Redis 7 or newer at %s, or set --redis; with a password --redis-password-file", cfg.Redis)))}
 	}
 	return judgeRedis(r)
 }
@@ -46,7 +47,7 @@ func judgeRedis(r redis.Report) []Check {
 		judge("cluster", info["cluster_enabled"] != "1" && info["redis_mode"] != "cluster", Fail, "cluster_enabled: "+info["cluster_enabled"], "cluster-enabled no: penstock's scripts use keys of one primary"),
 		judge("eviction", info["maxmemory_policy"] == "noeviction", Fail, "maxmemory-policy "+info["maxmemory_policy"], "records must not vanish: redis-cli config set maxmemory-policy noeviction\nand in redis.conf: maxmemory-policy noeviction"),
 		judge("memory", most == 0 || used < most/5*4, Warn, memory(used, most), "raise maxmemory in redis.conf: over it new requests are refused"),
-		judge("scripts", r.Scripts == nil, Fail, scripts(r.Scripts), cmp.Or(redis.Fix(r.Scripts), "see Redis's log, and that scripts are not disabled")),
+		judge("scripts", r.Scripts == nil, Fail, scripts(r.Scripts), cmp.Or(redisconn.Fix(r.Scripts), "see Redis's log, and that scripts are not disabled")),
 		judge("clock", r.Ahead.Abs() < offClock, Warn, fmt.Sprintf("Redis is %v ahead of this host; penstock counts by Redis's clock", rounded(r.Ahead)), "run an NTP client (chrony) on both: logs are hard to compare"),
 	}
 	return append(checks, judgePersistence(r))

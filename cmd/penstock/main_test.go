@@ -28,9 +28,7 @@ func (m tests) Run() int {
 	if code == 0 {
 		if err := goleak.Find(
 			// The RocketMQ client library starts it when it is linked, and never stops it.
-			goleak.IgnoreTopFunction("go.opencensus.io/stats/view.(*worker).start"),
-			// After many failed dials go-redis tries alone, and notices its client's end within 1 s.
-			goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial")); err != nil {
+			goleak.IgnoreTopFunction("go.opencensus.io/stats/view.(*worker).start")); err != nil {
 			os.Stderr.WriteString(err.Error() + "\n")
 			return 1
 		}

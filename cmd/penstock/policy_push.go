@@ -21,7 +21,7 @@ import (
 	"penstock/policy/source"
 	"penstock/policy/source/nacos"
 	policyredis "penstock/policy/source/redis"
-	registryredis "penstock/registry/redis"
+	"penstock/redisconn"
 )
 
 // pushWithin bounds the reads and writes of a push, not the answer to its question.
@@ -170,7 +170,7 @@ func (p *push) ask(at store) error {
 
 func unreached(at store, err error) error {
 	if _, isRedis := at.(*policyredis.Key); isRedis {
-		if fix := registryredis.Fix(err); fix != "" {
+		if fix := redisconn.Fix(err); fix != "" {
 			err = fmt.Errorf("%w: %s", err, fix)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"penstock/lane"
 	"penstock/quota"
 	"penstock/reason"
+	"penstock/redisconn/redisconntest"
 	"penstock/registry"
 	"penstock/registry/registrytest"
 )
@@ -160,6 +161,24 @@ func TestAway(t *testing.T) {
 				t.Errorf("claim when it is back: %v", err)
 			}
 		})
+	}
+}
+
+// A Redis that is away is tried about once a second, whatever is called.
+func TestAwayIsTriedSeldom(t *testing.T) {
+	t.Parallel()
+	addr, tried := redisconntest.Away(t)
+	cfg := testConfig(&server{addr: addr})
+	cfg.Deadline = 50 * time.Millisecond
+	r := dial(t, &server{}, cfg)
+	running(t, r)
+	const watched = 1500 * time.Millisecond
+	for begin := time.Now(); time.Since(begin) < watched; time.Sleep(time.Millisecond) {
+		_, _ = r.Engines(t.Context())
+	}
+	// Three at the start: the clock, the listener and a spare connection.
+	if n := tried.Load(); n < 3 || n > 3+2 {
+		t.Errorf("%d connections in %v, want 3 to 5", n, watched)
 	}
 }
 

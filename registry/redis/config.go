@@ -1,21 +1,15 @@
 package redis
 
 import (
-	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
-	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"penstock/lane"
 	"penstock/reason"
+	"penstock/redisconn"
 	"penstock/registry"
 )
 
@@ -85,8 +79,6 @@ func (c *Config) Validate() error {
 		return errors.New("registry/redis: Prefix is empty; set it to the fleet's, penstock: by default")
 	case c.Width > lane.MaxWidth:
 		return fmt.Errorf("registry/redis: Width is %d; set it to %d or less", c.Width, lane.MaxWidth)
-	case c.Password != "" && c.PasswordFile != "":
-		return errors.New("registry/redis: Password and PasswordFile are both set; leave one")
 	case c.Terminal == nil:
 		return errors.New("registry/redis: Terminal is nil; set it to the encoder of terminal events")
 	}
@@ -94,56 +86,15 @@ func (c *Config) Validate() error {
 	return err
 }
 
-// options are go-redis's, without any of its own patience: a call repeats once, on a
-// connection that has died, and otherwise fails at its deadline.
+// options are go-redis's: a call repeats once, on a connection that has died, and
+// otherwise fails at its deadline.
 func (c *Config) options() (*goredis.Options, error) {
-	o := &goredis.Options{Addr: c.Addr}
-	if strings.Contains(c.Addr, "://") {
-		parsed, err := goredis.ParseURL(c.Addr)
-		if err != nil {
-			return nil, fmt.Errorf("registry/redis: Addr: %w", err)
-		}
-		o = parsed
+	o, err := redisconn.Server{Addr: c.Addr, Username: c.Username, Password: c.Password, PasswordFile: c.PasswordFile, CAFile: c.CAFile}.Options()
+	if err != nil {
+		return nil, fmt.Errorf("registry/redis: %w", err)
 	}
-	if c.Username != "" {
-		o.Username = c.Username
-	}
-	if c.Password != "" {
-		o.Password = c.Password
-	}
-	if c.PasswordFile != "" {
-		user := o.Username
-		o.CredentialsProviderContext = func(context.Context) (string, string, error) {
-			text, err := os.ReadFile(c.PasswordFile)
-			return user, strings.TrimRight(string(text), "\r\n"), err
-		}
-	}
-	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("registry/redis: CAFile: %w", err)
-		}
-		if o.TLSConfig == nil {
-			host, _, _ := strings.Cut(o.Addr, ":")
-			o.TLSConfig = &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
-		}
-		o.TLSConfig.RootCAs = x509.NewCertPool()
-		if !o.TLSConfig.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("registry/redis: CAFile: no certificate in %s", c.CAFile)
-		}
-	}
-	o.Protocol, o.DisableIdentity = 2, true
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	o.ContextTimeoutEnabled = true
-	o.MaxRetries, o.MinRetryBackoff, o.MaxRetryBackoff, o.DialerRetries = 1, time.Millisecond, time.Millisecond, 1
+	o.MaxRetries = 1
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = max(c.Deadline, time.Second), max(c.Deadline, time.Second), time.Second, c.Deadline
 	o.PoolSize, o.MaxActiveConns, o.MinIdleConns, o.PipelinePoolSize = c.Connections, c.Connections, 1, -1
 	return o, nil
 }
-
-// silence keeps go-redis from writing to stderr: what fails is returned and logged here.
-var silence = sync.OnceFunc(func() { goredis.SetLogger(quiet{}) })
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
+	"penstock/redisconn"
 )
 
 // pings is how often Inspect asks for a round trip; the best counts, since one slow
@@ -26,7 +26,6 @@ type Report struct {
 // error says that Redis cannot be reached or does not answer INFO. The doctor calls
 // it.
 func Inspect(ctx context.Context, cfg Config) (Report, error) {
-	silence()
 	options, err := cfg.options()
 	if err != nil {
 		return Report{}, err
@@ -35,7 +34,7 @@ func Inspect(ctx context.Context, cfg Config) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	client := goredis.NewClient(options)
+	client := new(redisconn.Link).Client(options)
 	defer client.Close()
 	text, err := client.Info(ctx).Result()
 	if err != nil {

@@ -20,10 +20,7 @@ import (
 	"penstock/registry/registrytest"
 )
 
-// After many failed dials go-redis tries alone, and notices its client's end within 1 s.
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const prefix = "t:"
 
@@ -74,7 +71,7 @@ func dial(t testing.TB, s *server, cfg Config) *Registry {
 		_ = r.client.Close()
 		options, _ := r.cfg.options()
 		options.DB = s.db
-		r.client = goredis.NewClient(options)
+		r.client = r.link.Client(options)
 	}
 	if s.shifted != nil {
 		for name := range r.scripts {

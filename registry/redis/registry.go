@@ -24,6 +24,7 @@ import (
 
 	"penstock/lane"
 	"penstock/quota"
+	"penstock/redisconn"
 	"penstock/registry"
 )
 
@@ -41,6 +42,7 @@ const (
 type Registry struct {
 	cfg     Config
 	log     *slog.Logger
+	link    redisconn.Link
 	client  *goredis.Client
 	scripts map[string]*goredis.Script
 	breaker *gobreaker.CircuitBreaker[any]
@@ -88,7 +90,6 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Registry, er
 	if cfg.Cancel == nil {
 		cfg.Cancel = func(string, string, string) {}
 	}
-	silence()
 	r := &Registry{
 		cfg: cfg, log: log, watchers: map[chan string]struct{}{},
 		waiters: map[string]map[chan struct{}]struct{}{}, known: map[string]struct{}{}, said: map[lane.Key]string{}, running: map[[2]string]mine{},
@@ -108,7 +109,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Registry, er
 			return nil, fmt.Errorf("registry/redis: %w", err)
 		}
 	}
-	r.client = goredis.NewClient(options)
+	r.client = r.link.Client(options)
 	r.breaker = r.newBreaker()
 	return r, nil
 }

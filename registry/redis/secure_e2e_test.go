@@ -18,6 +18,7 @@ import (
 	"penstock/lane"
 	"penstock/quota"
 	"penstock/reason"
+	"penstock/redisconn"
 	"penstock/registry"
 )
 
@@ -80,7 +81,7 @@ func TestRealSecure(t *testing.T) {
 			asking, stop := context.WithTimeout(ctx, 3*time.Second)
 			defer stop()
 			report, err := Inspect(asking, cfg)
-			if fix := Fix(errors.Join(err, report.Scripts)); !strings.Contains(fix, tc.fix) {
+			if fix := redisconn.Fix(errors.Join(err, report.Scripts)); !strings.Contains(fix, tc.fix) {
 				t.Errorf("Inspect: %v, scripts %v, want the fix %q", err, report.Scripts, tc.fix)
 			}
 			if tc.fix == "" {

@@ -11,6 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/sony/gobreaker/v2"
 
+	"penstock/redisconn"
 	"penstock/registry"
 )
 
@@ -97,7 +98,7 @@ func (r *Registry) call(parent context.Context, op string, bytes int, do func(co
 // trouble is what the last call that found Redis away ran into, and what to do about it.
 func (r *Registry) trouble() string {
 	if err := r.why.Load(); err != nil {
-		return withFix(*err)
+		return redisconn.WithFix(*err)
 	}
 	return "no call yet"
 }

@@ -23,8 +23,10 @@ const (
 	trimAfter = 4096
 	// slowest is the rate in bytes/s that deadlines allow for.
 	slowest = 8 << 20
-	// retryFrom doubles up to retryMost between attempts while Redis is away.
+	// retryFrom doubles up to retryMost between attempts after a failure.
 	retryFrom, retryMost = 20 * time.Millisecond, 500 * time.Millisecond
+	// askEvery is the most where redisconn.Link is asked, which tries less often.
+	askEvery = 200 * time.Millisecond
 )
 
 // Config is what Reader and Writer need. Both sides of a fleet have the same Prefix.
@@ -98,6 +100,9 @@ func (c *Config) Validate() error {
 		return bad("GoneAfter", c.GoneAfter, "give more than Renew, such as 5s")
 	case c.Drain < 0:
 		return bad("Drain", c.Drain, "give 0 or more")
+	}
+	if _, err := c.server().Options(); err != nil {
+		return fmt.Errorf("response/redis: %w", err)
 	}
 	return nil
 }

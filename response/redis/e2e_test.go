@@ -21,6 +21,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	goredis "github.com/redis/go-redis/v9"
 
+	"penstock/redisconn"
 	"penstock/response"
 )
 
@@ -37,7 +38,7 @@ func server(t testing.TB) Config {
 }
 
 func admin(t testing.TB, c Config) *goredis.Client {
-	client := c.dial(1)
+	client := c.dial(new(redisconn.Link), 1)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 
+	"penstock/redisconn/redisconntest"
 	"penstock/response"
 )
 
@@ -225,6 +226,41 @@ func TestOpenWhileAway(t *testing.T) {
 	eventually(t, "the reader is ready with Redis back", n.r.Ready)
 	st.must()
 	s.until(t, "the event", s.has("a", 1))
+}
+
+// TestAwayIsTriedSeldom: a Redis that is away is tried about once a second by a
+// gateway, and as often by an agent, however many mailboxes there are.
+func TestAwayIsTriedSeldom(t *testing.T) {
+	for name, begin := range map[string]func(*testing.T, Config){
+		"gateway": func(t *testing.T, c Config) {
+			r := newReader(t, c)
+			r.link.Every = 0
+			background(t, r.Run)
+			open(t, r, "one", newSeen())
+			open(t, r, "two", newSeen())
+		},
+		"agent": func(t *testing.T, c Config) {
+			w := newWriter(t, c)
+			w.link.Every = 0
+			background(t, w.Run)
+			for i := range 20 {
+				reply := response.Mailbox(c.Prefix, fmt.Sprintf("gw%d", i), 0)
+				(&stream{t: t, w: w, reply: reply, id: "a"}).must()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			addr, tried := redisconntest.Away(t)
+			begin(t, quick(addr, "test"))
+			const watched = 1500 * time.Millisecond
+			<-time.After(watched)
+			// Until the first has failed each connection may be tried.
+			if n, most := tried.Load(), int64(DefaultConfig().Connections+2); n < 2 || n > most {
+				t.Errorf("%d connections in %v, want 2 to %d", n, watched, most)
+			}
+		})
+	}
 }
 
 func TestOpenRefuses(t *testing.T) {

@@ -45,7 +45,7 @@ type shard struct {
 func newMailbox(r *Reader, incarnation string, handle func(response.Event)) *mailbox {
 	b := &mailbox{
 		r: r, incarnation: incarnation, handle: handle, shards: make([]shard, r.cfg.Shards),
-		reads: r.cfg.dial(r.cfg.Shards), calls: r.cfg.dial(1), trim: make(chan struct{}, 1), done: make(chan struct{}),
+		reads: r.cfg.dial(&r.link, r.cfg.Shards), calls: r.cfg.dial(&r.link, 1), trim: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	b.canceled, b.cancel = context.WithCancel(context.Background())
 	start := "0-0"
@@ -86,7 +86,7 @@ func (b *mailbox) read(ctx context.Context, s *shard) {
 			}
 			b.lost(ctx, s, err)
 		}
-		wait, _ = pause(ctx, wait)
+		wait, _ = pause(ctx, &b.r.link, wait)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"penstock/redisconn"
 	"penstock/response"
 )
 
@@ -30,6 +31,7 @@ type buffered struct {
 // the next one, so an idle pipe adds no delay and a busy one makes large batches.
 type pipe struct {
 	cfg     *Config
+	link    *redisconn.Link
 	client  *goredis.Client
 	log     *slog.Logger
 	metrics *writerMetrics
@@ -77,9 +79,9 @@ type flush struct {
 	done chan error // size 1
 }
 
-func newPipe(cfg *Config, log *slog.Logger, m *writerMetrics, all *buffered) *pipe {
+func newPipe(cfg *Config, link *redisconn.Link, log *slog.Logger, m *writerMetrics, all *buffered) *pipe {
 	return &pipe{
-		cfg: cfg, client: cfg.dial(1), log: log, metrics: m, all: all, wake: make(chan struct{}, 1),
+		cfg: cfg, link: link, client: cfg.dial(link, 1), log: log, metrics: m, all: all, wake: make(chan struct{}, 1),
 		boxes: map[string]*box{}, attempts: map[string]*attempt{},
 	}
 }
@@ -198,7 +200,7 @@ func (p *pipe) run(ctx context.Context) {
 			if failed == nil {
 				wait = retryFrom
 			} else {
-				wait, _ = pause(sending, wait)
+				wait, _ = pause(sending, p.link, wait)
 			}
 		case ctx.Err() != nil && next < 0:
 			cut()

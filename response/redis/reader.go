@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"penstock/redisconn"
 	"penstock/response"
 )
 
@@ -19,6 +20,7 @@ type Reader struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *readerMetrics
+	link    redisconn.Link
 
 	mu    sync.Mutex // guards what follows
 	boxes map[string]*mailbox

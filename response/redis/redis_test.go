@@ -48,6 +48,7 @@ func newReader(t testing.TB, c Config) *Reader {
 	if err != nil {
 		t.Fatalf("NewReader: %v", err)
 	}
+	r.link.Every = 20 * time.Millisecond
 	return r
 }
 
@@ -57,6 +58,7 @@ func newWriter(t testing.TB, c Config) *Writer {
 	if err != nil {
 		t.Fatalf("NewWriter: %v", err)
 	}
+	w.link.Every = 20 * time.Millisecond
 	return w
 }
 

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"penstock/redisconn"
 )
 
 var (
@@ -25,6 +27,7 @@ type Writer struct {
 	pipes []*pipe
 	seed  maphash.Seed
 	cfg   Config
+	link  redisconn.Link
 }
 
 // NewWriter makes a writer; nothing is sent before Run.
@@ -39,7 +42,7 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 		return nil, fmt.Errorf("response/redis: %w", err)
 	}
 	for range cfg.Connections {
-		w.pipes = append(w.pipes, newPipe(&w.cfg, log, m, all))
+		w.pipes = append(w.pipes, newPipe(&w.cfg, &w.link, log, m, all))
 	}
 	return w, nil
 }

@@ -9,14 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"penstock/policy"
 	"penstock/policy/source"
+	"penstock/redisconn"
 )
 
 // DefaultKey is where a fleet's policy lies, and the channel on which changes are said.
@@ -25,8 +24,6 @@ const DefaultKey = "penstock:policy"
 const (
 	// rereadEvery is how long a lost message goes unnoticed.
 	rereadEvery = 10 * time.Second
-	// retryEvery is between two tries to listen while Redis is away.
-	retryEvery = time.Second
 	// answerWithin bounds one answer.
 	answerWithin = 2 * time.Second
 )
@@ -55,52 +52,26 @@ func (c Config) Validate() error {
 type Key struct {
 	cfg           Config
 	client        *goredis.Client
+	link          redisconn.Link
 	retry, reread time.Duration
 }
-
-// silence keeps go-redis from writing to stderr: what fails is returned.
-var silence = sync.OnceFunc(func() { goredis.SetLogger(quiet{}) })
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 // New connects to nothing yet.
 func New(cfg Config) (*Key, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	silence()
-	o := &goredis.Options{
-		Addr: cfg.Addr, Username: cfg.Username, Password: cfg.Password, DB: cfg.DB, TLSConfig: cfg.TLS,
-		Protocol: 2, DisableIdentity: true, ContextTimeoutEnabled: true, MaxRetries: 1, DialerRetries: 1, PoolSize: 2,
-		ReadBufferSize: 4 << 10, WriteBufferSize: 4 << 10, // made anew with each try of a Redis that is away
-		DialTimeout: answerWithin, ReadTimeout: answerWithin, WriteTimeout: answerWithin,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	o, err := redisconn.Server{Addr: cfg.Addr, Username: cfg.Username, Password: cfg.Password, DB: cfg.DB, TLS: cfg.TLS}.Options()
+	if err != nil {
+		return nil, fmt.Errorf("policy/source/redis: %w", err)
 	}
-	// go-redis is not told of a failed dial itself: after some it would try in a goroutine
-	// that outlives the client. It gets a connection that fails at its first use.
-	connect := goredis.NewDialer(o)
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := connect(ctx, network, addr)
-		if err != nil {
-			return unreachable{err}, nil
-		}
-		return conn, nil
-	}
-	return &Key{cfg: cfg, client: goredis.NewClient(o), retry: retryEvery, reread: rereadEvery}, nil
+	o.MaxRetries, o.PoolSize = 1, 2
+	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10 // made anew with each try of a Redis that is away
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = answerWithin, answerWithin, answerWithin
+	k := &Key{cfg: cfg, retry: redisconn.Every, reread: rereadEvery}
+	k.client = k.link.Client(o)
+	return k, nil
 }
-
-type unreachable struct{ err error }
-
-func (u unreachable) Read([]byte) (int, error)       { return 0, u.err }
-func (u unreachable) Write([]byte) (int, error)      { return 0, u.err }
-func (unreachable) Close() error                     { return nil }
-func (unreachable) LocalAddr() net.Addr              { return &net.TCPAddr{} }
-func (unreachable) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
-func (unreachable) SetDeadline(time.Time) error      { return nil }
-func (unreachable) SetReadDeadline(time.Time) error  { return nil }
-func (unreachable) SetWriteDeadline(time.Time) error { return nil }
 
 // Close closes the connections. Watch must have ended.
 func (k *Key) Close() error { return k.client.Close() }

@@ -13,6 +13,7 @@ import (
 
 	"penstock/policy/source"
 	"penstock/policy/source/sourcetest"
+	"penstock/redisconn/redisconntest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,7 +25,7 @@ func newKey(t *testing.T, addr, name string) *Key {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.retry = 20 * time.Millisecond
+	k.retry, k.link.Every = 20*time.Millisecond, 20*time.Millisecond
 	t.Cleanup(func() { _ = k.Close() })
 	return k
 }
@@ -84,6 +85,24 @@ func TestLostMessage(t *testing.T) {
 	}
 	stop()
 	<-done
+}
+
+// TestAwayIsTriedSeldom: a Redis that is away is tried about once a second.
+func TestAwayIsTriedSeldom(t *testing.T) {
+	t.Parallel()
+	addr, tried := redisconntest.Away(t)
+	k, err := New(Config{Addr: addr, Key: DefaultKey})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = k.Close() }()
+	const watched = 1500 * time.Millisecond
+	ctx, stop := context.WithTimeout(t.Context(), watched)
+	defer stop()
+	k.Watch(ctx, func() { _, _ = k.Read(ctx) })
+	if n := tried.Load(); n < 2 || n > 3 {
+		t.Errorf("%d connections in %v, want 2 or 3", n, watched)
+	}
 }
 
 func TestReplace(t *testing.T) {

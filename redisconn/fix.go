@@ -1,4 +1,4 @@
-package redis
+package redisconn
 
 import (
 	"context"
@@ -35,8 +35,8 @@ func Fix(err error) string {
 	return ""
 }
 
-// withFix is err's text and what to do about it.
-func withFix(err error) string {
+// WithFix is err's text and what to do about it.
+func WithFix(err error) string {
 	if fix := Fix(err); fix != "" {
 		return err.Error() + ": " + fix
 	}

@@ -1,0 +1,143 @@
+package redisconn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// Every is the least time between two connections that are tried while Redis is away.
+const Every = time.Second
+
+// Link is the way to one Redis; those of its clients that find it away spare the others
+// the try. Away is a Redis that cannot be dialed, hangs up before its first answer or
+// refuses the user; until it takes a connection one is tried once per Every, and what
+// needs one otherwise fails at once with the error of the last try. A connection that is
+// open is not touched. Who waits for Redis may ask as often as is cheap.
+//
+// A Redis that is silent is not away: a try that times out may say as much about this
+// host. The zero Link is ready for use, by any goroutine.
+type Link struct {
+	Every time.Duration // 0 = the constant
+
+	mu    sync.Mutex // guards what follows
+	why   error      // of the last try; nil = it was taken
+	again time.Time  // when the next may be tried
+}
+
+// Client makes a client of o, which may come with a Dialer; it dials nothing unless
+// MinIdleConns says so. go-redis is told of no failed dial: its pool would try, once a
+// second, in a goroutine that outlives the client. It gets a connection that fails at
+// its first use. Nor does it write to stderr.
+func (l *Link) Client(o *goredis.Options) *goredis.Client {
+	silence()
+	dial := o.Dialer
+	if dial == nil {
+		dial = goredis.NewDialer(o)
+	}
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		err := l.refuses(time.Now())
+		if err == nil {
+			var conn net.Conn
+			if conn, err = dial(ctx, network, addr); err == nil {
+				return conn, nil
+			}
+			if !errors.Is(ctx.Err(), context.Canceled) {
+				l.tried(err)
+			}
+		}
+		return unreachable{told{err}}, nil
+	}
+	client := goredis.NewClient(o)
+	client.AddHook(greeting{l})
+	return client
+}
+
+// Away says whether the last try failed.
+func (l *Link) Away() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.why != nil
+}
+
+// refuses is why a connection may not be tried now; nil: it may, and the next one later.
+func (l *Link) refuses(now time.Time) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.why != nil && now.Before(l.again) {
+		return l.why
+	}
+	l.again = now.Add(cmp.Or(l.Every, Every))
+	return nil
+}
+
+// tried notes how a try has ended.
+func (l *Link) tried(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.why = err
+}
+
+// greeting notes what the first commands of each connection are answered, HELLO and AUTH.
+type greeting struct{ l *Link }
+
+func (g greeting) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		err := next(ctx, cmd)
+		if name := cmd.Name(); name == "hello" || name == "auth" {
+			g.heard(name, err)
+		}
+		return err
+	}
+}
+
+func (g greeting) heard(name string, err error) {
+	var answer goredis.Error
+	var timeout net.Error
+	switch {
+	case errors.As(err, new(told)): // nothing new
+	case err == nil, name == "hello" && errors.As(err, &answer): // AUTH follows, or the command
+		g.l.tried(nil)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+	default:
+		g.l.tried(err)
+	}
+}
+
+func (greeting) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (greeting) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return next
+}
+
+// told is the error of a try that go-redis is given in place of a connection, as often
+// as it is asked for one. Its text is the error's own.
+type told struct{ error }
+
+func (t told) Unwrap() error { return t.error }
+
+// unreachable is the connection of a try that failed. A pool drops one that it has kept
+// idle, for SyscallConn fails too.
+type unreachable struct{ err error }
+
+func (u unreachable) Read([]byte) (int, error)              { return 0, u.err }
+func (u unreachable) Write([]byte) (int, error)             { return 0, u.err }
+func (u unreachable) SyscallConn() (syscall.RawConn, error) { return nil, u.err }
+func (unreachable) Close() error                            { return nil }
+func (unreachable) LocalAddr() net.Addr                     { return &net.TCPAddr{} }
+func (unreachable) RemoteAddr() net.Addr                    { return &net.TCPAddr{} }
+func (unreachable) SetDeadline(time.Time) error             { return nil }
+func (unreachable) SetReadDeadline(time.Time) error         { return nil }
+func (unreachable) SetWriteDeadline(time.Time) error        { return nil }
+
+var silence = sync.OnceFunc(func() { goredis.SetLogger(quiet{}) })
+
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
