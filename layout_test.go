@@ -34,7 +34,8 @@ var allowed = map[string][]string{
 	"registry/door":         {"registry", "lane", "quota", "reason"},
 	"registry/memory":       {"registry", "registry/door", "lane", "quota", "reason"},
 	"registry/registrytest": {"registry", "lane", "quota", "reason"},
-	"registry/redis":        {"redisconn", "registry", "registry/door", "lane", "quota", "reason"},
+	"registry/redis":        {"redisconn", "registry", "registry/door", "registry/redis/script", "lane", "quota", "reason"},
+	"registry/redis/script": {"registry", "lane", "quota"},
 	"response/redis":        {"redisconn", "response"},
 	"queue/rocketmq":        {"queue", "queue/rocketmq/proxy", "lane"},
 

@@ -36,7 +36,7 @@ func (s Server) Options() (*goredis.Options, error) {
 	if strings.Contains(s.Addr, "://") {
 		parsed, err := goredis.ParseURL(s.Addr)
 		if err != nil {
-			return nil, fmt.Errorf("Addr: %w", err)
+			return nil, fmt.Errorf("Addr: %w", err) //nolint:staticcheck // begins with the field
 		}
 		o = parsed
 	}
@@ -54,7 +54,7 @@ func (s Server) Options() (*goredis.Options, error) {
 	}
 	if s.PasswordFile != "" {
 		if s.Password != "" {
-			return nil, errors.New("Password and PasswordFile are both set; leave one")
+			return nil, errors.New("Password and PasswordFile are both set; leave one") //nolint:staticcheck // begins with the fields
 		}
 		user := o.Username
 		o.CredentialsProviderContext = func(context.Context) (string, string, error) {

@@ -176,9 +176,9 @@ func TestAwayIsTriedSeldom(t *testing.T) {
 	for begin := time.Now(); time.Since(begin) < watched; time.Sleep(time.Millisecond) {
 		_, _ = r.Engines(t.Context())
 	}
-	// Three at the start: the clock, the listener and a spare connection.
-	if n := tried.Load(); n < 3 || n > 3+2 {
-		t.Errorf("%d connections in %v, want 3 to 5", n, watched)
+	// The clock, the listener, the test and a spare may begin before the first has failed.
+	if n := tried.Load(); n < 3 || n > 8 {
+		t.Errorf("%d connections in %v, want 3 to 8", n, watched)
 	}
 }
 

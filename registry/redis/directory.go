@@ -10,6 +10,7 @@ import (
 
 	"penstock/reason"
 	"penstock/registry"
+	"penstock/registry/redis/script"
 )
 
 // engineEntry is an engine in the directory. State is the reason's name: names are
@@ -43,20 +44,20 @@ func (r *Registry) PutEngine(ctx context.Context, e registry.Engine) error {
 // Engines lists the entries by node name. One of an unknown format is left out.
 func (r *Registry) Engines(ctx context.Context) ([]registry.Engine, error) {
 	answer, err := r.run(ctx, "engines", 0)
-	row, err := answered(answer, err, 0)
+	row, err := script.Read(answer, err, 0)
 	if err != nil {
 		return nil, err
 	}
-	list := make([]registry.Engine, 0, len(row.values)/3)
-	for i := 0; i+2 < len(row.values); i += 3 {
+	list := make([]registry.Engine, 0, row.Len()/3)
+	for i := 0; i+2 < row.Len(); i += 3 {
 		var e engineEntry
-		if err := json.Unmarshal([]byte(row.text(i+1)), &e); err != nil || e.Version != 1 {
-			r.log.Debug("engine entry skipped", "node", row.text(i), "version", e.Version, "error", err)
+		if err := json.Unmarshal([]byte(row.Text(i+1)), &e); err != nil || e.Version != 1 {
+			r.log.Debug("engine entry skipped", "node", row.Text(i), "version", e.Version, "error", err)
 			continue
 		}
 		engine := registry.Engine{
-			Node: row.text(i), GRPC: e.GRPC, Models: e.Models, MaxModelLen: e.MaxModelLen, Pool: e.Pool, Cause: e.Cause,
-			State: cmp.Or(reasonOf(e.State), reason.Starting), Seen: time.UnixMilli(int64(row.int(i + 2))).Add(-r.Offset()),
+			Node: row.Text(i), GRPC: e.GRPC, Models: e.Models, MaxModelLen: e.MaxModelLen, Pool: e.Pool, Cause: e.Cause,
+			State: cmp.Or(reasonOf(e.State), reason.Starting), Seen: time.UnixMilli(int64(row.Int(i + 2))).Add(-r.Offset()),
 		}
 		if e.For > 0 {
 			engine.Since = engine.Seen.Add(-time.Duration(e.For) * time.Millisecond)
@@ -64,7 +65,7 @@ func (r *Registry) Engines(ctx context.Context) ([]registry.Engine, error) {
 		list = append(list, engine)
 	}
 	slices.SortFunc(list, func(a, b registry.Engine) int { return cmp.Compare(a.Node, b.Node) })
-	return list, row.err
+	return list, row.Err()
 }
 
 // Backlog is what waits and runs in the whole fleet, by model and tier; as last read
@@ -81,19 +82,19 @@ func (r *Registry) Backlog(time.Time) []registry.Backlog {
 
 func (r *Registry) readBacklog(ctx context.Context) ([]registry.Backlog, error) {
 	answer, err := r.run(ctx, "backlog", 0)
-	row, err := answered(answer, err, 0)
+	row, err := script.Read(answer, err, 0)
 	if err != nil {
 		return nil, err
 	}
-	list := make([]registry.Backlog, 0, len(row.values)/7)
-	for i := 0; i+6 < len(row.values); i += 7 {
+	list := make([]registry.Backlog, 0, row.Len()/7)
+	for i := 0; i+6 < row.Len(); i += 7 {
 		list = append(list, registry.Backlog{
-			Tier: row.text(i), Model: row.text(i + 1), Requests: row.int(i + 2), Tokens: row.int(i + 3),
-			Bytes: int64(row.int(i + 4)), Oldest: row.millis(i + 5), Running: row.int(i + 6),
+			Tier: row.Text(i), Model: row.Text(i + 1), Requests: row.Int(i + 2), Tokens: row.Int(i + 3),
+			Bytes: int64(row.Int(i + 4)), Oldest: row.Millis(i + 5), Running: row.Int(i + 6),
 		})
 	}
 	slices.SortFunc(list, func(a, b registry.Backlog) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Tier, b.Tier))
 	})
-	return list, row.err
+	return list, row.Err()
 }

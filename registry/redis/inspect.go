@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"penstock/redisconn"
+	"penstock/registry/redis/script"
 )
 
 // pings is how often Inspect asks for a round trip; the best counts, since one slow
@@ -30,7 +31,7 @@ func Inspect(ctx context.Context, cfg Config) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	all, err := scripts(&cfg)
+	sources, err := script.Sources(cfg.Mailbox, cfg.TotalBytes)
 	if err != nil {
 		return Report{}, err
 	}
@@ -51,7 +52,7 @@ func Inspect(ctx context.Context, cfg Config) (Report, error) {
 			r.RoundTrip, r.Ahead = took, theirs.Sub(from.Add(took/2))
 		}
 	}
-	r.Scripts = all["clock"].Eval(ctx, client, nil, cfg.Prefix).Err()
+	r.Scripts = client.Eval(ctx, sources["clock"], nil, cfg.Prefix).Err()
 	r.Snapshots = client.ConfigGet(ctx, "save").Val()["save"]
 	return r, nil
 }

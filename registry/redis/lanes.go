@@ -2,14 +2,7 @@ package redis
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/binary"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,6 +10,7 @@ import (
 
 	"penstock/lane"
 	"penstock/registry"
+	"penstock/registry/redis/script"
 )
 
 const (
@@ -26,43 +20,11 @@ const (
 	// knownMost bounds the lanes remembered as confirmed, 22 B each, and those this process
 	// has confirmed, 120 B each; then all are asked for, or said, again.
 	knownMost = 100_000
-	// maxKey bounds the text of a lane's key in bytes: the gateway takes tenant names
-	// from API keys and models from the directory, both far shorter.
-	maxKey = 4096
 	// restMost bounds the rest after telling very many lanes.
 	restMost = 250 * time.Millisecond
 	// confirmAtOnce bounds one script.
 	confirmAtOnce = 500
 )
-
-// keyText is a lane.Key in the directory. Bytes that are no UTF-8 would not survive
-// JSON, so tenants are []byte.
-type keyText struct {
-	Tier, Type, Model, Pool string
-	Tenant                  []byte
-}
-
-// listed is a lane's id in Redis's keys, 22 characters whatever its key holds, and the
-// key's text: an entry of the directory is "<width> <key>".
-func listed(k lane.Key) (id, key string, err error) {
-	h := sha256.New()
-	size := 0
-	for _, part := range [...]string{k.Tier, k.Type, k.Model, k.Pool, k.Tenant} {
-		size += len(part)
-		var length [8]byte
-		binary.BigEndian.PutUint64(length[:], uint64(len(part)))
-		h.Write(length[:])
-		h.Write([]byte(part))
-	}
-	if size > maxKey {
-		return "", "", fmt.Errorf("registry/redis: a lane's key has %d bytes, at most %d", size, maxKey)
-	}
-	text, err := json.Marshal(keyText{k.Tier, k.Type, k.Model, k.Pool, []byte(k.Tenant)})
-	if err != nil {
-		return "", "", fmt.Errorf("registry/redis: lane entry: %w", err)
-	}
-	return base64.RawURLEncoding.EncodeToString(h.Sum(nil)[:16]), string(text), nil
-}
 
 // bounds are a lane's, at most the store's.
 func (r *Registry) bounds(k lane.Key) registry.Bounds {
@@ -79,17 +41,6 @@ func (r *Registry) bounds(k lane.Key) registry.Bounds {
 	return b
 }
 
-func parseEntry(entry string) (registry.Lane, error) {
-	width, text, _ := strings.Cut(entry, " ")
-	var k keyText
-	err := json.Unmarshal([]byte(text), &k)
-	n, bad := strconv.Atoi(width)
-	if err = errors.Join(err, bad); err != nil {
-		return registry.Lane{}, fmt.Errorf("registry/redis: lane entry %.200q: %w", entry, err)
-	}
-	return registry.Lane{Key: lane.Key{Tier: k.Tier, Type: k.Type, Model: k.Model, Pool: k.Pool, Tenant: string(k.Tenant)}, Width: n}, nil
-}
-
 // Confirm says that node has subscribed to lanes; who waits in Open for one goes on.
 // Lanes said before are not said again while the directory has them.
 func (r *Registry) Confirm(ctx context.Context, node string, lanes []lane.Key) error {
@@ -104,7 +55,7 @@ func (r *Registry) Confirm(ctx context.Context, node string, lanes []lane.Key) e
 	for part := range slices.Chunk(news, confirmAtOnce) {
 		args := []any{node}
 		for _, k := range part {
-			id, _, err := listed(k)
+			id, _, err := script.Lane(k)
 			if err != nil {
 				return err
 			}

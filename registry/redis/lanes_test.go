@@ -14,6 +14,7 @@ import (
 
 	"penstock/lane"
 	"penstock/registry"
+	"penstock/registry/redis/script"
 )
 
 // A lane no agent has confirmed is waited for, once and not for long.
@@ -83,7 +84,7 @@ func TestConfirm(t *testing.T) {
 		t.Errorf("lanes, -want +got:\n%s", diff)
 	}
 	huge := chat
-	huge.Tenant = strings.Repeat("x", maxKey)
+	huge.Tenant = strings.Repeat("x", script.MaxKey)
 	if _, err := gateway.Open(t.Context(), request("4", huge), registry.Drain{Engines: 1}); err == nil {
 		t.Error("open of a lane with a huge key: no error")
 	}
@@ -163,7 +164,7 @@ func TestLostDirectory(t *testing.T) {
 		k.Tenant = name(i)
 		q := request(name(i), k)
 		q.Bytes = -1
-		id, key, err := listed(k)
+		id, key, err := script.Lane(k)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +189,7 @@ func TestLostDirectory(t *testing.T) {
 	if n := s.raw.HLen(t.Context(), prefix+"lanes:entry").Val(); n != 701 {
 		t.Errorf("%d lanes in Redis after the loss, want 701", n)
 	}
-	s.advance(laneIdle + time.Minute)
+	s.advance(script.LaneIdle + time.Minute)
 	for range 15 {
 		if _, err := r.run(t.Context(), "sweep", 0); err != nil {
 			t.Fatal(err)

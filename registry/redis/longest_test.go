@@ -8,6 +8,7 @@ import (
 
 	"penstock/reason"
 	"penstock/registry"
+	"penstock/registry/redis/script"
 	"penstock/registry/registrytest"
 )
 
@@ -20,7 +21,7 @@ func TestLongestBesideTheVersionBefore(t *testing.T) {
 	s, ctx := fake(t), context.Background()
 	r := dial(t, s, testConfig(s))
 	openOne(t, mailboxesOf(r, s), "1", chat)
-	id, _, err := listed(chat)
+	id, _, err := script.Lane(chat)
 	if err != nil {
 		t.Fatal(err)
 	}

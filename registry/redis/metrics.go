@@ -2,6 +2,8 @@ package redis
 
 import (
 	"errors"
+	"iter"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -16,8 +18,8 @@ type metrics struct {
 	breaker prometheus.Gauge
 }
 
-// newMetrics registers with reg; offset is read at every scrape, in seconds.
-func newMetrics(reg prometheus.Registerer, offset func() float64) (*metrics, error) {
+// newMetrics registers with reg, for calls of scripts; offset is read at every scrape, in seconds.
+func newMetrics(reg prometheus.Registerer, scripts iter.Seq[string], offset func() float64) (*metrics, error) {
 	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "penstock_registry_seconds", Help: "Calls to the record store, failed ones included, those the breaker refused not.",
 		Buckets: []float64{.0002, .0005, .001, .002, .005, .01, .02, .05, .1},
@@ -31,11 +33,7 @@ func newMetrics(reg prometheus.Registerer, offset func() float64) (*metrics, err
 			Name: "penstock_registry_breaker_state", Help: "0 the record store answers, 1 it is tried again, 2 it is away and calls fail at once.",
 		}),
 	}
-	ops := []string{"lookup"}
-	for op := range parts {
-		ops = append(ops, op)
-	}
-	for _, op := range ops {
+	for _, op := range slices.AppendSeq([]string{"lookup"}, scripts) {
 		o := &opMetrics{seconds: seconds.WithLabelValues(op)}
 		for k := failedNot + 1; k < kinds; k++ {
 			o.errors[k] = failed.WithLabelValues(op, kindNames[k])

@@ -7,9 +7,10 @@ import (
 	"time"
 
 	"penstock/registry"
+	"penstock/registry/redis/script"
 )
 
-// lookupFields are those of a record's hash, see lua/base.lua.
+// lookupFields are those of a record's hash, see script/lua/base.lua.
 var lookupFields = []string{"v", "state", "tier", "model", "owner", "attempt", "tries", "cancel", "opened", "deadline"}
 
 // Lookup reads one record; it changes nothing. Times are by this host's clock.
@@ -24,7 +25,7 @@ func (r *Registry) Lookup(ctx context.Context, id string) (registry.Record, erro
 	number := func(i int) int { n, _ := strconv.ParseFloat(text(i), 64); return int(n) }
 	at := func(i int) time.Time { return time.UnixMilli(int64(number(i))).Add(-r.Offset()) }
 	switch text(0) {
-	case version:
+	case script.Version:
 	case "":
 		return registry.Record{}, nil
 	default:

@@ -13,6 +13,7 @@ import (
 	"penstock/reason"
 	"penstock/registry"
 	"penstock/registry/door"
+	"penstock/registry/redis/script"
 )
 
 // renewAtOnce is how many requests one script renews: about 2 ms of Redis's time.
@@ -25,7 +26,7 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	if q.ID == "" {
 		return registry.Admission{}, errors.New("registry/redis: open without an id")
 	}
-	id, key, err := listed(q.Lane)
+	id, key, err := script.Lane(q.Lane)
 	if err != nil {
 		return registry.Admission{}, err
 	}
@@ -33,28 +34,28 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 	defer forget()
 	bounds := r.bounds(q.Lane)
 	args := append(make([]any, 0, 21+7*len(q.Limits)), q.ID, id, q.Lane.Tier, r.cfg.Rank(q.Lane.Tier), q.Lane.Model, q.Reply,
-		r.stamp(q.Deadline), max(q.Tokens, 1), max(q.Bytes, 0)+recordBytes, q.Limit.Milliseconds(),
+		r.stamp(q.Deadline), max(q.Tokens, 1), max(q.Bytes, 0)+script.RecordBytes, q.Limit.Milliseconds(),
 		strconv.FormatUint(q.Fingerprint, 10), d.Engines, rate(d.Rate), spread(q.ID), key, r.cfg.Live(q.Reply),
 		bounds.Requests, bounds.Bytes, bounds.Width, q.Patience.Milliseconds(), bit(q.Slept))
-	answer, err := r.run(ctx, "open", 0, limitArgs(args, q.Limits)...)
-	row, err := answered(answer, err, 7)
+	answer, err := r.run(ctx, "open", 0, script.Limits(args, q.Limits)...)
+	row, err := script.Read(answer, err, 7)
 	if err != nil {
 		return registry.Admission{}, err
 	}
-	if v := verdict(row, len(q.Limits)); v.Refused {
-		return door.Limited(&q, &v), row.err
+	if v := row.Verdict(len(q.Limits)); v.Refused {
+		return door.Limited(&q, &v), row.Err()
 	}
 	a := registry.Admission{
-		Reason: reasonOf(row.text(0)), Wait: row.millis(1), Ahead: row.int(2), RetryAfter: row.millis(3),
-		Kept: row.int(4) == 1, Shard: row.int(5), Quota: verdict(row, len(q.Limits)),
+		Reason: reasonOf(row.Text(0)), Wait: row.Millis(1), Ahead: row.Int(2), RetryAfter: row.Millis(3),
+		Kept: row.Int(4) == 1, Shard: row.Int(5), Quota: row.Verdict(len(q.Limits)),
 	}
 	if a.Reason != reason.OK {
-		return a, row.err
+		return a, row.Err()
 	}
-	if len(q.Limits) > 0 && len(row.values) > 7 {
+	if len(q.Limits) > 0 && row.Len() > 7 {
 		r.reserved(max(q.Tokens, 1))
 	}
-	if row.int(6) == 1 {
+	if row.Int(6) == 1 {
 		r.confirmed(id)
 	} else if confirmed != nil {
 		wait, stop := context.WithTimeout(ctx, r.cfg.ConfirmWait)
@@ -64,7 +65,7 @@ func (r *Registry) Open(ctx context.Context, q registry.Request, d registry.Drai
 		case <-wait.Done(): // its message waits in the broker for whoever subscribes
 		}
 	}
-	return a, row.err
+	return a, row.Err()
 }
 
 // rate is perSecond, or 0 where that says nothing.
@@ -86,7 +87,7 @@ func (r *Registry) Claim(ctx context.Context, s registry.Start) (registry.Claim,
 	if s.ID == "" || s.Attempt == "" {
 		return registry.Claim{}, errors.New("registry/redis: claim without an id or attempt")
 	}
-	id, key, err := listed(s.Lane)
+	id, key, err := script.Lane(s.Lane)
 	if err != nil {
 		return registry.Claim{}, err
 	}
@@ -94,21 +95,21 @@ func (r *Registry) Claim(ctx context.Context, s registry.Start) (registry.Claim,
 	for range 3 { // another call may come between
 		answer, err := r.run(ctx, "claim", len(event), s.ID, s.Attempt, s.Owner, id, s.Lane.Tier, s.Lane.Model,
 			r.stamp(s.Deadline), s.Reply, max(s.Tokens, 1), r.cfg.Live(s.Reply), rate(r.cfg.Pace(s.Lane)), encoded, event, key)
-		row, err := answered(answer, err, 3)
+		row, err := script.Read(answer, err, 3)
 		if err != nil {
 			return registry.Claim{}, err
 		}
-		if row.text(0) == "encode" {
-			encoded = row.text(2) + " " + row.text(1)
-			event = r.cfg.Terminal(s.ID, row.text(1), reasonOf(row.text(2)))
+		if row.Text(0) == "encode" {
+			encoded = row.Text(2) + " " + row.Text(1)
+			event = r.cfg.Terminal(s.ID, row.Text(1), reasonOf(row.Text(2)))
 			continue
 		}
 		r.settled(row, 4)
-		c := registry.Claim{Action: actions[row.text(0)], After: row.millis(1), Reason: reasonOf(row.text(2)), Tries: row.int(3)}
+		c := registry.Claim{Action: actions[row.Text(0)], After: row.Millis(1), Reason: reasonOf(row.Text(2)), Tries: row.Int(3)}
 		if c.Action == registry.Run {
 			r.remember(s.Owner, registry.Ref{ID: s.ID, Attempt: s.Attempt, Reply: s.Reply})
 		}
-		return c, row.err
+		return c, row.Err()
 	}
 	return registry.Claim{}, fmt.Errorf("%w: claim: the record keeps changing", registry.ErrAway)
 }
@@ -129,18 +130,18 @@ func (r *Registry) Renew(ctx context.Context, owner string, running []registry.R
 			args = append(args, ref.ID, ref.Attempt, ref.Reply, r.cfg.Live(ref.Reply), bit(ref.Streaming))
 		}
 		answer, err := r.run(ctx, "renew", 0, args...)
-		row, err := answered(answer, err, len(part))
+		row, err := script.Read(answer, err, len(part))
 		if err != nil {
 			return lost, err
 		}
 		for i, ref := range part {
-			if row.int(i) == 1 {
+			if row.Int(i) == 1 {
 				r.forget(ref.ID, ref.Attempt)
 				lost = append(lost, ref)
 			}
 		}
-		if row.err != nil {
-			return lost, row.err
+		if row.Err() != nil {
+			return lost, row.Err()
 		}
 	}
 	return lost, nil
@@ -206,13 +207,13 @@ func (r *Registry) Finish(ctx context.Context, id, attempt string, event []byte,
 		}
 		dead, is := answer.(string)
 		if !is {
-			row, err := answered(answer, nil, 3)
+			row, err := script.Read(answer, nil, 3)
 			if err != nil {
 				return false, err
 			}
 			r.forget(id, attempt)
 			r.settled(row, 1)
-			return row.int(0) == 1, row.err
+			return row.Int(0) == 1, row.Err()
 		}
 		of, lost = dead, r.cfg.Terminal(id, dead[1:], reason.UpstreamLost)
 	}
@@ -227,7 +228,7 @@ func (r *Registry) Release(ctx context.Context, id, attempt string, blameless bo
 		return err
 	}
 	r.forget(id, attempt)
-	if row, err := answered(answer, nil, 2); err == nil { // it was ended
+	if row, err := script.Read(answer, nil, 2); err == nil { // it was ended
 		r.settled(row, 0)
 	}
 	return nil
@@ -238,12 +239,12 @@ func (r *Registry) Release(ctx context.Context, id, attempt string, blameless bo
 // the fleet, each time.
 func (r *Registry) Cancel(ctx context.Context, id string, onlyIfQueued bool) (registry.Canceled, error) {
 	answer, err := r.run(ctx, "cancel", 0, id, bit(onlyIfQueued))
-	row, err := answered(answer, err, 5)
+	row, err := script.Read(answer, err, 5)
 	if err != nil {
 		return registry.Canceled{}, err
 	}
 	r.settled(row, 3)
-	return registry.Canceled{State: registry.State(row.int(0)), Owner: row.text(1), Attempt: row.text(2)}, row.err
+	return registry.Canceled{State: registry.State(row.Int(0)), Owner: row.Text(1), Attempt: row.Text(2)}, row.Err()
 }
 
 func bit(b bool) int {
@@ -262,46 +263,3 @@ var reasons = func() map[string]reason.Reason {
 }()
 
 func reasonOf(name string) reason.Reason { return reasons[name] }
-
-// row is a script's answer: text and whole numbers. The first value that is something
-// else leaves err.
-type row struct {
-	values []any
-	err    error
-}
-
-func answered(answer any, err error, least int) (*row, error) {
-	if err != nil {
-		return nil, err
-	}
-	values, is := answer.([]any)
-	if !is || len(values) < least {
-		return nil, fmt.Errorf("registry/redis: a script answered %v, want %d values", answer, least)
-	}
-	return &row{values: values}, nil
-}
-
-func (r *row) text(i int) string {
-	switch v := r.values[i].(type) {
-	case string:
-		return v
-	case int64:
-		return strconv.FormatInt(v, 10)
-	}
-	r.err = fmt.Errorf("registry/redis: a script answered %v at %d", r.values[i], i)
-	return ""
-}
-
-func (r *row) float(i int) float64 {
-	f, err := strconv.ParseFloat(r.text(i), 64)
-	if err != nil && r.err == nil {
-		r.err = fmt.Errorf("registry/redis: a script answered %w at %d", err, i)
-	}
-	return f
-}
-
-func (r *row) int(i int) int { return int(r.float(i)) }
-
-func (r *row) millis(i int) time.Duration {
-	return time.Duration(min(r.float(i), 1e12) * float64(time.Millisecond))
-}

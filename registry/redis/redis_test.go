@@ -17,6 +17,7 @@ import (
 
 	"penstock/lane"
 	"penstock/registry"
+	"penstock/registry/redis/script"
 	"penstock/registry/registrytest"
 )
 
@@ -74,11 +75,11 @@ func dial(t testing.TB, s *server, cfg Config) *Registry {
 		r.client = r.link.Client(options)
 	}
 	if s.shifted != nil {
-		for name := range r.scripts {
-			text, err := source(constants(&cfg), name)
-			if err != nil {
-				t.Fatal(err)
-			}
+		sources, err := script.Sources(cfg.Mailbox, cfg.TotalBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range sources {
 			r.scripts[name] = goredis.NewScript(s.shifted(text))
 		}
 	}
@@ -225,7 +226,7 @@ func events(t testing.TB, s *server, reply string) []string {
 	}
 	var list []string
 	for _, e := range entries {
-		if text, is := e.Values[eventField].(string); is {
+		if text, is := e.Values[script.EventField].(string); is {
 			list = append(list, text)
 		}
 	}

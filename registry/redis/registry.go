@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ import (
 	"penstock/quota"
 	"penstock/redisconn"
 	"penstock/registry"
+	"penstock/registry/redis/script"
 )
 
 const (
@@ -91,17 +93,21 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Registry, er
 		cfg.Cancel = func(string, string, string) {}
 	}
 	r := &Registry{
-		cfg: cfg, log: log, watchers: map[chan string]struct{}{},
+		cfg: cfg, log: log, scripts: map[string]*goredis.Script{}, watchers: map[chan string]struct{}{},
 		waiters: map[string]map[chan struct{}]struct{}{}, known: map[string]struct{}{}, said: map[lane.Key]string{}, running: map[[2]string]mine{},
 	}
 	options, err := r.cfg.options()
 	if err != nil {
 		return nil, err
 	}
-	if r.scripts, err = scripts(&r.cfg); err != nil {
+	sources, err := script.Sources(r.cfg.Mailbox, r.cfg.TotalBytes)
+	if err != nil {
 		return nil, err
 	}
-	if r.metrics, err = newMetrics(reg, func() float64 { return r.Offset().Seconds() }); err != nil {
+	for name, text := range sources {
+		r.scripts[name] = goredis.NewScript(text)
+	}
+	if r.metrics, err = newMetrics(reg, maps.Keys(r.scripts), func() float64 { return r.Offset().Seconds() }); err != nil {
 		return nil, fmt.Errorf("registry/redis: %w", err)
 	}
 	for _, c := range registry.QuotaMetrics(r.Quota) {
@@ -150,11 +156,11 @@ func (r *Registry) clock(ctx context.Context) {
 	for n := 0; ; {
 		sent := time.Now()
 		answer, err := r.run(ctx, "clock", 0)
-		row, err := answered(answer, err, 2)
+		row, err := script.Read(answer, err, 2)
 		pause := probeEvery
 		if err == nil {
 			trip := time.Since(sent)
-			at := time.Unix(int64(row.int(0)), int64(row.int(1))*1000)
+			at := time.Unix(int64(row.Int(0)), int64(row.Int(1))*1000)
 			samples[n%clockSamples] = sample{trip, at.Sub(sent.Add(trip / 2))}
 			n++
 			best := samples[0]

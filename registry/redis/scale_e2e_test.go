@@ -15,6 +15,7 @@ import (
 	"penstock/lane"
 	"penstock/quota"
 	"penstock/registry"
+	"penstock/registry/redis/script"
 )
 
 func tenant(i int) lane.Key {
@@ -27,7 +28,7 @@ func fill(tb testing.TB, r *Registry, n int) {
 	for from := 0; from < n; from += confirmAtOnce {
 		args := []any{"0.0"}
 		for i := from; i < min(n, from+confirmAtOnce); i++ {
-			id, key, _ := listed(tenant(i))
+			id, key, _ := script.Lane(tenant(i))
 			args = append(args, id, "1 "+key)
 		}
 		if _, err := r.run(ctx, "lanelist", 0, args...); err != nil {
@@ -69,7 +70,7 @@ func BenchmarkRealLanes(b *testing.B) {
 		epoch, n := parseVersion(w.version)
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			_, key, _ := listed(tenant(lanes + i%100))
+			_, key, _ := script.Lane(tenant(lanes + i%100))
 			n++
 			if !w.take(epoch + "." + strconv.Itoa(n) + " 1 " + key) {
 				b.Fatal("stale")
@@ -123,7 +124,7 @@ func TestRealTenants(t *testing.T) {
 	s.advance(15 * time.Minute) // past deadline and Keep
 	time.Sleep(10 * time.Millisecond)
 	t.Logf("15 min later: %d B each, records %d", (usedMemory(s)-before)/tenants, len(s.raw.Keys(ctx, prefix+"r:*").Val()))
-	s.advance(laneIdle)
+	s.advance(script.LaneIdle)
 	sweeps := 0
 	for ; s.raw.HLen(ctx, prefix+"lanes:entry").Val() > 1; sweeps++ {
 		if _, err := r.run(ctx, "sweep", 0); err != nil || sweeps > tenants {

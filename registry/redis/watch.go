@@ -9,6 +9,7 @@ import (
 
 	"penstock/lane"
 	"penstock/registry"
+	"penstock/registry/redis/script"
 )
 
 // Watch calls changed with all lanes of the directory; announcements reach it through
@@ -68,7 +69,7 @@ type place struct {
 // add takes an entry over; a lane that was made wider may come with both widths. A lane
 // that was not there has to be confirmed.
 func (w *watch) add(entry string) {
-	l, err := parseEntry(entry)
+	l, err := script.ParseLane(entry)
 	if err != nil {
 		w.r.log.Debug("lane entry skipped", "error", err)
 		return
@@ -81,7 +82,7 @@ func (w *watch) add(entry string) {
 		old.width = max(old.width, l.Width)
 		return
 	}
-	id, _, _ := listed(l.Key)
+	id, _, _ := script.Lane(l.Key)
 	w.lanes[l.Key] = &place{id: id, width: l.Width}
 	if w.known[l.Key] == nil {
 		w.r.unsay(l.Key)
@@ -164,19 +165,19 @@ type listing struct {
 // list answers the version, what waits, and the entries where it is not the known one.
 func (w *watch) list(ctx context.Context, known string, more ...any) (l listing, err error) {
 	answer, err := w.r.run(ctx, "lanelist", 0, append([]any{known}, more...)...)
-	row, err := answered(answer, err, 2)
+	row, err := script.Read(answer, err, 2)
 	if err != nil {
 		return l, err
 	}
-	l = listing{version: row.text(0), waiting: map[string]struct{}{}}
-	n := min(2+row.int(1), len(row.values))
+	l = listing{version: row.Text(0), waiting: map[string]struct{}{}}
+	n := min(2+row.Int(1), row.Len())
 	for i := 2; i < n; i++ {
-		l.waiting[row.text(i)] = struct{}{}
+		l.waiting[row.Text(i)] = struct{}{}
 	}
-	for i := n; i < len(row.values); i++ {
-		l.entries = append(l.entries, row.text(i))
+	for i := n; i < row.Len(); i++ {
+		l.entries = append(l.entries, row.Text(i))
 	}
-	return l, row.err
+	return l, row.Err()
 }
 
 // restore writes what is known here, in parts, and reads all.
@@ -189,7 +190,7 @@ func (w *watch) restore(ctx context.Context) (rows listing, err error) {
 		}
 	}
 	for key, at := range w.lanes {
-		_, text, _ := listed(key)
+		_, text, _ := script.Lane(key)
 		if part = append(part, at.id, strconv.Itoa(at.width)+" "+text); len(part) >= 2*confirmAtOnce {
 			flush()
 		}

@@ -1,4 +1,6 @@
-package redis
+// Package script is the Lua that Redis runs for the record store, and what its calls are
+// given and answer: lanes and limits as arguments, rows of text and numbers as answers.
+package script
 
 import (
 	"embed"
@@ -7,28 +9,26 @@ import (
 	"strings"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"penstock/quota"
 	"penstock/registry"
 )
 
 const (
-	// version of a record's and an entry's format. Another one is an error, not guessed at.
-	version = "1"
-	// eventField is the field of a mailbox's entry that holds an event, as
+	// Version of a record's and an entry's format. Another one is an error, not guessed at.
+	Version = "1"
+	// EventField is the field of a mailbox's entry that holds an event, as
 	// response.StreamField says.
-	eventField = "e"
+	EventField = "e"
+	// LaneIdle is how long a lane is listed after its last work.
+	LaneIdle = 30 * time.Minute
 	// silent is how long an owner that cannot renew goes on before it gives up by
 	// itself: a finished or cancelled record is remembered, and counts are kept, as long.
 	silent = 30 * time.Second
-	// recordBytes is charged for a record beside its body.
-	recordBytes = 512
+	// RecordBytes is charged in bytes for a record beside its body.
+	RecordBytes = 512
 	// hold is the time to live of what is touched by every use: far above the longest
 	// start deadline, 10 min, and what follows it.
 	hold = time.Hour
-	// laneIdle is how long a lane is listed after its last work.
-	laneIdle = 30 * time.Minute
 	// engineKept is how long an engine is listed after its last renewal: 10 s as live,
 	// then a minute as gone.
 	engineKept = 70 * time.Second
@@ -47,17 +47,19 @@ var parts = map[string][]string{
 	"sweep": {"lanes"}, "backlog": {"door"}, "engines": nil, "clock": nil, "lanelist": {"lanes"}, "confirm": nil, "longest": nil,
 }
 
-// scripts builds all scripts. Their constants are Config's and the protocol's, so two
-// processes with different bounds have different scripts.
-func scripts(cfg *Config) (map[string]*goredis.Script, error) {
-	head := constants(cfg)
-	all := make(map[string]*goredis.Script, len(parts))
+// Sources are all scripts by name. Their constants are the protocol's and the store's:
+// the events a mailbox may hold unread, and the bodies of all requests in bytes. So two
+// processes with different bounds have different scripts. A script is called without
+// keys, with the prefix of all keys as its first argument.
+func Sources(mailbox, totalBytes int64) (map[string]string, error) {
+	head := constants(mailbox, totalBytes)
+	all := make(map[string]string, len(parts))
 	for name := range parts {
 		text, err := source(head, name)
 		if err != nil {
 			return nil, err
 		}
-		all[name] = goredis.NewScript(text)
+		all[name] = text
 	}
 	return all, nil
 }
@@ -76,9 +78,9 @@ func source(head, name string) (string, error) {
 	return b.String(), nil
 }
 
-func constants(cfg *Config) string {
+func constants(mailbox, totalBytes int64) string {
 	ms := func(d time.Duration) int64 { return d.Milliseconds() }
-	head := fmt.Sprintf("local VERSION, EVENT_FIELD = '%s', '%s'\n", version, eventField)
+	head := fmt.Sprintf("local VERSION, EVENT_FIELD = '%s', '%s'\n", Version, EventField)
 	for _, c := range []struct {
 		name  string
 		value any
@@ -88,10 +90,10 @@ func constants(cfg *Config) string {
 		{"MAX_TRIES", registry.MaxTries},
 		{"SILENT", ms(silent)},
 		{"HOLD", ms(hold)},
-		{"MAILBOX", cfg.Mailbox},
-		{"RECORD_BYTES", recordBytes},
-		{"TOTAL_BYTES", cfg.TotalBytes},
-		{"LANE_IDLE", ms(laneIdle)},
+		{"MAILBOX", mailbox},
+		{"RECORD_BYTES", RecordBytes},
+		{"TOTAL_BYTES", totalBytes},
+		{"LANE_IDLE", ms(LaneIdle)},
 		{"WAITING", 500}, // more than an agent looks at until it asks again; 11 kB
 		{"ENGINE_KEPT", ms(engineKept)},
 		{"ORPHAN_WAIT", 2000},
