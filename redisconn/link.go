@@ -15,14 +15,14 @@ import (
 // Every is the least time between two connections that are tried while Redis is away.
 const Every = time.Second
 
-// Link is the way to one Redis; those of its clients that find it away spare the others
+// Link is the way to one Redis for several clients: what one finds out spares the others
 // the try. Away is a Redis that cannot be dialed, hangs up before its first answer or
-// refuses the user; until it takes a connection one is tried once per Every, and what
-// needs one otherwise fails at once with the error of the last try. A connection that is
-// open is not touched. Who waits for Redis may ask as often as is cheap.
+// refuses the user. Until it takes a connection one is tried per Every; what else needs
+// one fails at once, with the error of the last try, so that who waits for Redis may ask
+// often. Open connections are not touched.
 //
-// A Redis that is silent is not away: a try that times out may say as much about this
-// host. The zero Link is ready for use, by any goroutine.
+// A Redis that takes connections and is silent is not away: that a greeting times out
+// may say as much about this host. The zero Link is ready for use, by any goroutine.
 type Link struct {
 	Every time.Duration // 0 = the constant
 
