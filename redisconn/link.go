@@ -3,6 +3,7 @@ package redisconn
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
@@ -31,19 +32,35 @@ type Link struct {
 	again time.Time  // when the next may be tried
 }
 
+// Client is go-redis's, whose Close also ends what is being dialed.
+type Client struct {
+	*goredis.Client
+	end context.CancelFunc
+}
+
+// Close closes all connections.
+func (c *Client) Close() error {
+	c.end()
+	return c.Client.Close()
+}
+
 // Client makes a client of o, which may come with a Dialer; it dials nothing unless
 // MinIdleConns says so. go-redis is told of no failed dial: its pool would try, once a
 // second, in a goroutine that outlives the client. It gets a connection that fails at
 // its first use. Nor does it write to stderr.
-func (l *Link) Client(o *goredis.Options) *goredis.Client {
+func (l *Link) Client(o *goredis.Options) *Client {
 	silence()
 	dial := o.Dialer
 	if dial == nil {
-		dial = goredis.NewDialer(o)
+		dial = dialer(o)
 	}
+	open, end := context.WithCancel(context.Background())
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		err := l.refuses(time.Now())
 		if err == nil {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			defer context.AfterFunc(open, cancel)()
 			var conn net.Conn
 			if conn, err = dial(ctx, network, addr); err == nil {
 				return conn, nil
@@ -54,9 +71,18 @@ func (l *Link) Client(o *goredis.Options) *goredis.Client {
 		}
 		return unreachable{told{err}}, nil
 	}
-	client := goredis.NewClient(o)
+	client := &Client{goredis.NewClient(o), end}
 	client.AddHook(greeting{l})
 	return client
+}
+
+// dialer is go-redis's, but that a TLS handshake ends with ctx too.
+func dialer(o *goredis.Options) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	if o.TLSConfig == nil {
+		return goredis.NewDialer(o)
+	}
+	plain := &net.Dialer{Timeout: o.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	return (&tls.Dialer{NetDialer: plain, Config: o.TLSConfig}).DialContext
 }
 
 // Away says whether the last try failed.

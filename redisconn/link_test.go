@@ -19,7 +19,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // counted is a client of l, and how often it has dialed.
-func counted(t *testing.T, l *Link, s Server) (*goredis.Client, *atomic.Int64) {
+func counted(t *testing.T, l *Link, s Server) (*Client, *atomic.Int64) {
 	t.Helper()
 	o, err := s.Options()
 	if err != nil {
@@ -141,6 +141,31 @@ func TestNotAway(t *testing.T) {
 				t.Errorf("%v, away %t; want an error and false", err, l.Away())
 			}
 		})
+	}
+}
+
+// TestCloseEndsDials: nothing of a client outlives Close, not even a handshake with a
+// port that says nothing; TestMain sees what does.
+func TestCloseEndsDials(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	o, err := Server{Addr: "rediss://" + silent.Addr().String()}.Options()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.DialTimeout = time.Hour
+	var l Link
+	client := l.Client(o)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if err := client.Ping(ctx).Err(); err == nil {
+		t.Error("a port that says nothing has answered")
+	}
+	if err := client.Close(); err != nil || l.Away() {
+		t.Errorf("Close: %v, away %t; want neither", err, l.Away())
 	}
 }
 

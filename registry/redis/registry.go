@@ -45,7 +45,7 @@ type Registry struct {
 	cfg     Config
 	log     *slog.Logger
 	link    redisconn.Link
-	client  *goredis.Client
+	client  *redisconn.Client
 	scripts map[string]*goredis.Script
 	breaker *gobreaker.CircuitBreaker[any]
 	metrics *metrics

@@ -13,7 +13,7 @@ import (
 
 // dial makes a client of at most conns connections. It repeats nothing by itself:
 // whoever calls knows what may be repeated.
-func (c *Config) dial(link *redisconn.Link, conns int) *goredis.Client {
+func (c *Config) dial(link *redisconn.Link, conns int) *redisconn.Client {
 	o, _ := c.server().Options() // Validate has made them
 	o.PoolSize, o.PipelinePoolSize, o.PoolTimeout = conns, -1, c.Timeout
 	o.ReadBufferSize, o.WriteBufferSize = 64<<10, 64<<10

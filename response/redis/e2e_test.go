@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	goredis "github.com/redis/go-redis/v9"
 
 	"penstock/redisconn"
 	"penstock/response"
@@ -37,7 +36,7 @@ func server(t testing.TB) Config {
 	return quick(addr, "test-"+hex.EncodeToString(b[:]))
 }
 
-func admin(t testing.TB, c Config) *goredis.Client {
+func admin(t testing.TB, c Config) *redisconn.Client {
 	client := c.dial(new(redisconn.Link), 1)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
@@ -264,7 +263,7 @@ func cpu(t *testing.T) time.Duration {
 }
 
 // redisCPU is what the server has used, in seconds.
-func redisCPU(t *testing.T, client *goredis.Client) float64 {
+func redisCPU(t *testing.T, client *redisconn.Client) float64 {
 	var sum float64
 	for line := range strings.Lines(client.Info(t.Context(), "cpu").Val()) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")

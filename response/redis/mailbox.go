@@ -11,6 +11,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"penstock/redisconn"
 	"penstock/response"
 )
 
@@ -22,9 +23,9 @@ type mailbox struct {
 	alive       string // key
 	handle      func(response.Event)
 	shards      []shard
-	reads       *goredis.Client // one connection per shard; closing it ends reads that block
-	calls       *goredis.Client // one connection for all else
-	trim        chan struct{}   // size 1: a stream is full of dispatched events
+	reads       *redisconn.Client // one connection per shard; closing it ends reads that block
+	calls       *redisconn.Client // one connection for all else
+	trim        chan struct{}     // size 1: a stream is full of dispatched events
 	cancel      context.CancelFunc
 	canceled    context.Context
 	done        chan struct{} // closed when run has returned

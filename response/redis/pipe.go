@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"penstock/redisconn"
 	"penstock/response"
 )
@@ -32,7 +30,7 @@ type buffered struct {
 type pipe struct {
 	cfg     *Config
 	link    *redisconn.Link
-	client  *goredis.Client
+	client  *redisconn.Client
 	log     *slog.Logger
 	metrics *writerMetrics
 	all     *buffered

@@ -51,7 +51,7 @@ func (c Config) Validate() error {
 // Key is a policy in Redis, a source.Place. Make it with New and Close it.
 type Key struct {
 	cfg           Config
-	client        *goredis.Client
+	client        *redisconn.Client
 	link          redisconn.Link
 	retry, reread time.Duration
 }
