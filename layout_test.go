@@ -122,8 +122,9 @@ var allowed = map[string][]string{
 	"doctor":       {"queue/rocketmq/proxy", "redisconn", "registry/redis", "scraper", "vllm"},
 	"cmd/penstock": {"*"},
 
-	"cmd/penstock/demo": {"cmd/penstock/flags", "cmd/penstock/show", "cmd/penstock/stack", "gateway", "load", "policy/apikey", "quota", "scheduler", "sim/engine", "v1", "vllm/simengine"},
-	"cmd/penstock/exit": {},
+	"cmd/penstock/classify": {"cmd/penstock/exit", "cmd/penstock/show", "cost", "gateway/headers", "gateway/openai", "policy", "policy/lanes", "quota", "reason", "v1"},
+	"cmd/penstock/demo":     {"cmd/penstock/flags", "cmd/penstock/show", "cmd/penstock/stack", "gateway", "load", "policy/apikey", "quota", "scheduler", "sim/engine", "v1", "vllm/simengine"},
+	"cmd/penstock/exit":     {},
 	"cmd/penstock/flags": {
 		"cmd/penstock/exit", "cmd/penstock/reload", "agent/control", "config", "gateway", "gateway/direct", "policy", "policy/apikey",
 		"policy/source/nacos", "policy/source/redis", "queue/rocketmq", "registry/redis", "response", "response/redis", "scheduler",
