@@ -11,8 +11,9 @@ import (
 const (
 	probeFirst = 2 * time.Second
 	probeMax   = 30 * time.Second
-	promptGain = 0.02 // about the last 50 starts
+	startsGain = 0.02 // about the last 50 starts
 	ownTimes   = 3    // mean prompts that a wait leaves room for, see DESIGN.md
+	waitTimes  = 2    // the same, in mean waits until the own prefill begins
 	lateShare  = 8    // late heads keep prefill busy for a part of slo_ttft only: the rest is for who comes in time
 )
 
@@ -165,7 +166,8 @@ func (s *State) late(t time.Duration, r *Request) bool {
 // errors: nobody is sent away for being nearly late. Where nothing pends and nothing
 // is in the way, a late answer costs nobody anything.
 // The room for mean prompts is kept out of everybody's wait, so that most first
-// tokens are in time with the own prefill too and no length is preferred.
+// tokens are in time with the own prefill too and no length is preferred; at most
+// twice the wait of those who start: where only bursts make them wait, it would turn bursts away.
 func (s *State) hopeless(t time.Duration, r *Request, why reason.Reason) bool {
 	if s.cfg.Law != Forecast || r.Patient || r.Opened.IsZero() || !s.speed.Known() {
 		return false
@@ -174,8 +176,17 @@ func (s *State) hopeless(t time.Duration, r *Request, why reason.Reason) bool {
 	if (c != reason.OK && c != reason.Stale) || (why == reason.OK && s.pendSeqs == 0) {
 		return false
 	}
-	kept := min(forecast.Seconds(ownTimes*s.prompts*s.speed.PerToken()), s.slo(r)/2)
-	return t-s.since(r.Opened)+s.speed.Prefill(s.pendTokens) > s.slo(r)-kept
+	kept := min(ownTimes*s.prompts*s.speed.PerToken(), waitTimes*s.waits)
+	return s.wait(t, r) > s.slo(r)-min(forecast.Seconds(kept), s.slo(r)/2)
+}
+
+// wait is how long a head that starts now has waited by the time its own prefill begins.
+func (s *State) wait(t time.Duration, r *Request) time.Duration {
+	wait := s.speed.Prefill(s.pendTokens)
+	if !r.Opened.IsZero() {
+		wait += max(t-s.since(r.Opened), 0)
+	}
+	return wait
 }
 
 // first is when a start has its first token, its own prompt not counted.

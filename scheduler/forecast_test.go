@@ -45,15 +45,17 @@ func TestForecastGivesUpWhoCannotBeInTime(t *testing.T) {
 		patient bool
 		pending int
 		waited  time.Duration
+		waits   float64 // of those who started
 		drop    bool
 	}{
-		"in time":                           {Forecast, false, 5000, 200 * time.Millisecond, false},
-		"late, and patient":                 {Forecast, true, 5000, 1700 * time.Millisecond, false},
-		"late":                              {Forecast, false, 5000, 1700 * time.Millisecond, true},
-		"a mean prompt's room is kept out":  {Forecast, false, 5000, 1450 * time.Millisecond, true},
-		"late where it stands in no way":    {Forecast, false, 0, 5 * time.Second, false},
-		"late under the watermarks":         {Watermark, false, 5000, 1700 * time.Millisecond, false},
-		"behind more than the slo can take": {Forecast, false, 21_000, 0, true},
+		"in time":                             {Forecast, false, 5000, 200 * time.Millisecond, 1, false},
+		"late, and patient":                   {Forecast, true, 5000, 1700 * time.Millisecond, 1, false},
+		"late":                                {Forecast, false, 5000, 1700 * time.Millisecond, 1, true},
+		"a mean prompt's room is kept out":    {Forecast, false, 5000, 1450 * time.Millisecond, 1, true},
+		"no more than twice what starts wait": {Forecast, false, 5000, 1450 * time.Millisecond, 0.02, false},
+		"late where it stands in no way":      {Forecast, false, 0, 5 * time.Second, 1, false},
+		"late under the watermarks":           {Watermark, false, 5000, 1700 * time.Millisecond, 1, false},
+		"behind more than the slo can take":   {Forecast, false, 21_000, 0, 1, true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -71,7 +73,7 @@ func TestForecastGivesUpWhoCannotBeInTime(t *testing.T) {
 			s.Observe(now, Sample{At: now, Asked: now, KVTokens: 1_000_000, Ranks: 1})
 			if tt.pending > 0 {
 				s.Reserve(now, &Request{Hash: 1, PromptTokens: tt.pending, Sequences: 1})
-				s.prompts = 1000
+				s.prompts, s.waits = 1000, tt.waits
 			}
 			v := s.Decide(now, &Request{Hash: 2, PromptTokens: 100, Sequences: 1, Opened: now.Add(-tt.waited), Patient: tt.patient})
 			if drop := v.Action == Drop; drop != tt.drop || (drop && v.Reason != reason.Overloaded) {

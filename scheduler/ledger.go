@@ -120,6 +120,7 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 		gen: e.gen, used: true, stream: r.Stream, cold: !s.speed.Warm(), begin: t,
 		estimated: clamp(r.PromptTokens, 0, maxTokens), prompt: s.prompt(r), seqs: r.seqs(), expected: r.expected(), limit: clamp(r.MaxTokens, 0, maxTokens), class: r.Class, model: r.Model,
 	}
+	s.waits += startsGain * (s.wait(t, r).Seconds() - s.waits)
 	s.live++
 	s.liveTokens += e.prompt
 	s.pendTokens += e.prompt
@@ -133,8 +134,8 @@ func (s *State) Reserve(now time.Time, r *Request) Slot {
 	s.flow.roll(t, s.closed)
 	e.plan = s.plan(e)
 	s.peak.Add(&e.plan)
-	s.prompts += promptGain * (float64(e.prompt) - s.prompts)
-	s.works += promptGain * (float64(e.prompt+e.expected) - s.works)
+	s.prompts += startsGain * (float64(e.prompt) - s.prompts)
+	s.works += startsGain * (float64(e.prompt+e.expected) - s.works)
 	s.flow.started(e.estimated + e.expected) // as the door counts what waits
 	h := s.head(t, r)
 	e.bill = s.queue.Enter(t, &h)

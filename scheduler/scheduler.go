@@ -212,6 +212,7 @@ type State struct {
 	flow      flow
 	prompts   float64 // tokens of a prompt, EWMA over what was started
 	works     float64 // the same with the expected output
+	waits     float64 // seconds they had waited by the time their prefill began, the same way
 	lengths   forecast.Lengths
 	peak      forecast.Peak
 	gauge     forecast.Gauge
