@@ -254,18 +254,20 @@ func (k *Book) Take(now time.Time, limits []Limit, tokens int, slept bool) Charg
 			add(l.slice(), perMilli(l.Own, l.Per), 0)
 		}
 		if slept {
-			k.kept(l.id(), cost)
-			k.kept(l.slice(), cost)
+			k.kept(l.id(), at, cost, perMilli(l.Amount, l.Per))
+			if l.Own > 0 {
+				k.kept(l.slice(), at, cost, perMilli(l.Own, l.Per))
+			}
 		}
 	}
 	return c
 }
 
 // kept takes back a promise that was made to a request of that cost.
-func (k *Book) kept(name id, cost float64) {
-	if b := k.buckets[name]; b != nil {
-		b.keep(cost)
-	}
+func (k *Book) kept(name id, at int64, cost, rate float64) {
+	b := k.get(name).now(at, rate) // else what it promised is taken for another turn's
+	b.keep(cost)
+	k.put(name, b)
 }
 
 // add changes a bucket's level, not below nothing.

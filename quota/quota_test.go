@@ -204,6 +204,22 @@ func TestPromise(t *testing.T) {
 	d.refuses(100, time.Second, l)
 }
 
+// A promise is kept in the turn it is kept in, also by a slice that has no room itself.
+func TestPromiseOfASlice(t *testing.T) {
+	d, l := newDesk(t), perMinute(Tenant, Tokens, 600_000)
+	l.Own, l.Slice = 6000, "vip"
+	c := d.takes(100, l)
+	d.Settle(d.now, &c, 100_000)
+	for range 2 { // the first one never comes
+		d.Promise(d.now, []Limit{l}, 100)
+		d.pass(MaxWait)
+	}
+	d.Take(d.now, []Limit{l}, 100, true)
+	if b := d.get(l.slice()).now(d.now.UnixMilli(), perMilli(l.Own, l.Per)); b.promised+b.earlier > 0 {
+		t.Errorf("the slice still promises %v and %v, want nothing", b.promised, b.earlier)
+	}
+}
+
 func TestForgets(t *testing.T) {
 	d := newDesk(t)
 	const tenants = 25_000
