@@ -14,6 +14,9 @@ func Fix(err error) string {
 		return ""
 	}
 	text := err.Error()
+	if t := (told{}); errors.As(err, &t) {
+		err = t.error
+	}
 	said := func(part string) bool { return strings.Contains(text, part) }
 	var timeout net.Error
 	switch {

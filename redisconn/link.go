@@ -143,10 +143,9 @@ func (greeting) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.Pr
 }
 
 // told is the error of a try that go-redis is given in place of a connection, as often
-// as it is asked for one. Its text is the error's own.
+// as it is asked for one. Its text is the error's own; what kind it is stays hidden, or
+// go-redis would sleep and ask again for every call.
 type told struct{ error }
-
-func (t told) Unwrap() error { return t.error }
 
 // unreachable is the connection of a try that failed. A pool drops one that it has kept
 // idle, for SyscallConn fails too.

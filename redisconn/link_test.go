@@ -83,6 +83,24 @@ func TestAway(t *testing.T) {
 	}
 }
 
+// TestAwayOnce: go-redis sleeps no backoff over an error that one was told.
+func TestAwayOnce(t *testing.T) {
+	o, err := Server{Addr: "127.0.0.1:1"}.Options()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.MaxRetries, o.MinRetryBackoff, o.MaxRetryBackoff = 3, time.Hour, time.Hour
+	client := new(Link).Client(o)
+	t.Cleanup(func() { _ = client.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for range 2 { // tried, and told
+		if err := client.Ping(ctx).Err(); err == nil || !strings.Contains(err.Error(), "connection refused") {
+			t.Fatalf("%v, want a refused connection", err)
+		}
+	}
+}
+
 // TestBack: once a connection is taken all go on, and nobody is told an old error.
 func TestBack(t *testing.T) {
 	m := miniredis.RunT(t)
