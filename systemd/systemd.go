@@ -18,7 +18,8 @@ import (
 
 const (
 	// look is how often readiness is asked for; what changed is told then.
-	look = 200 * time.Millisecond
+	look    = 200 * time.Millisecond
+	unheard = time.Hour // where no service manager listens a look would only wake the process
 	// degradedAfter is when a process that waits for its engine, broker or store is
 	// declared started: its status says what is missing, and units that come after it
 	// are not held up by a model that loads for minutes.
@@ -59,13 +60,17 @@ func (s *Service) Run(ctx context.Context) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	s.run(ctx, hangup, watchdog)
+	every := look
+	if os.Getenv("NOTIFY_SOCKET") == "" {
+		every = unheard
+	}
+	s.run(ctx, hangup, every, watchdog)
 	return nil
 }
 
 // run is Run with its inputs. watchdog 0 is none.
-func (s *Service) run(ctx context.Context, hangup <-chan os.Signal, watchdog time.Duration) {
-	tick := time.NewTicker(look)
+func (s *Service) run(ctx context.Context, hangup <-chan os.Signal, every, watchdog time.Duration) {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	began := time.Now()
 	var fed, seen time.Time // when the watchdog was fed last, and the progress then

@@ -39,7 +39,7 @@ func heard(t *testing.T, watchdog time.Duration, s *Service, script func(inputs)
 		s.Stopping = in.stopping
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { s.run(ctx, in.hangup, watchdog); close(done) }()
+		go func() { s.run(ctx, in.hangup, look, watchdog); close(done) }()
 		script(in)
 		stop()
 		<-done
