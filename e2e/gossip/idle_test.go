@@ -12,10 +12,10 @@ import (
 
 // TestRealIdle: what an agent takes while nothing goes on but rows, the engine's page
 // every 50 ms and tries to reach broker and Redis. A machine that is slow to wake makes all
-// of it dearer: the best of some windows counts, 3 % pass where 2 are promised, and more
-// than that where the engine, which only answers with that page, is as much dearer (an
-// agent takes 3.2 times as much). It goes before the tests that leave many members behind
-// which everybody still looks for.
+// of it dearer: the best of some windows counts, and 3 % pass where 2 are promised. How
+// many times the engine's own part it is, which only answers with that page, says whether
+// the machine was. It goes before the tests that leave many members behind which everybody
+// still looks for.
 func TestRealIdle(t *testing.T) {
 	f := the(t)
 	f.settled()
@@ -36,7 +36,7 @@ func TestRealIdle(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("an idle agent of three with two gateways: %.1f %% of a core, %.1f times its engine's, %d MiB resident", best, ratio, rss>>20)
-	if best > 3 && ratio > 4 {
+	if best > 3 {
 		t.Errorf("an idle agent takes %.1f %% of a core, %.1f times its engine's; at most 2 %% on a quiet machine", best, ratio)
 	}
 	if rss > 40<<20 {
