@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -291,7 +292,7 @@ func TestPaceTellsEachItsSlot(t *testing.T) {
 	}
 	started, refused := 0, 0
 	for s.now().Sub(begin) < 10*time.Second {
-		next := slices.MinFunc(slices.Sorted(mapKeys(due)), func(a, b string) int { return due[a].Compare(due[b]) })
+		next := slices.MinFunc(slices.Sorted(maps.Keys(due)), func(a, b string) int { return due[a].Compare(due[b]) })
 		if wait := due[next].Sub(s.now()); wait > 0 {
 			s.advance(wait)
 		}
@@ -318,16 +319,6 @@ func TestPaceTellsEachItsSlot(t *testing.T) {
 		t.Errorf("%d refusals for %d starts", refused, started)
 	}
 	t.Logf("%d starts, %d refusals", started, refused)
-}
-
-func mapKeys[V any](m map[string]V) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
 }
 
 func TestUnknownFormatIsNotGuessedAt(t *testing.T) {
